@@ -13,9 +13,18 @@ import numpy as np
 from privfl.algorithms.base import Tensors
 from privfl.deploy.agreement import Federation, Policy, PolicyDiffers
 from privfl.deploy.budget import BudgetSpent, OwnSettings, afford, over_all_runs
-from privfl.deploy.diary import ROUNDS_KEPT, AnsweredOtherwise, Books, CameOutOtherwise, Diary
+from privfl.deploy.diary import (
+    ANSWERED_BEFORE,
+    NO_LONGER_KEPT,
+    ROUNDS_KEPT,
+    AnsweredOtherwise,
+    Books,
+    CameOutOtherwise,
+    Diary,
+    NoLongerKept,
+)
 from privfl.deploy.local import LEFT_BEHIND, LeftBehind, Training
-from privfl.deploy.messages import BadMessage, Message, as_bytes, as_tensor, digest, opened
+from privfl.deploy.messages import BadMessage, Message, Unsigned, as_bytes, as_tensor, digest, opened
 from privfl.deploy.secure import MASKED, OwnVector, Unencodable, member
 from privfl.errors import ConfigError, PrivflError, brief
 from privfl.experiment import Experiment
@@ -30,16 +39,24 @@ from privfl.privacy.secagg.session import Session
 from privfl.privacy.sizes.known_sizes import EXACT_SIZE, EXACT_SUM
 from privfl.privacy.sizes.mechanism import size_release
 
+
+class BegunBefore(BadMessage):
+    """A secure sum was begun by a process that has ended, and its secrets with it."""
+
+
 REASONS: dict[type[Exception], str] = {
     BudgetSpent: "refused: its own budget is spent",
     PolicyDiffers: "refused: it agreed to another policy",
-    AnsweredOtherwise: "refused: it answered this round before, to another request",
+    NoLongerKept: NO_LONGER_KEPT,
+    AnsweredOtherwise: ANSWERED_BEFORE,
     CameOutOtherwise: "refused: its answer was lost, and came out otherwise under the same noise",
-    BadMessage: "refused: the request was not signed by the server it knows",
+    Unsigned: "refused: the request was not signed by the server it knows",
+    BegunBefore: "was started anew during the secure sum",
+    BadMessage: "refused: the request is not what was agreed",
     LeftBehind: LEFT_BEHIND,
     Unencodable: "sent a number beyond the range of the secure sum",
 }
-"""What the server is told, of a refusal whose sentence is for the client's own log."""
+"""What the server is told, of a refusal whose sentence is for the client's own log; the first kind that fits."""
 KEY_MEND = (
     "restore the folder if it is damaged or another party's, and only if this is the key that `privfl deploy key` "
     "printed put it into the federation file of every party"
@@ -129,9 +146,11 @@ class FederationClient:
         message = opened(request, bytes.fromhex(self.federation.server))
         meta = message.meta
         if meta.get("to") != self.own.number:
-            raise BadMessage(f"a request is for client {meta.get('to')}, and this is client {self.own.number}")
+            raise Unsigned(f"a request is for client {meta.get('to')}, and this is client {self.own.number}")
         if message.kind == "policy":
-            return self._seal({"kind": "agreed", "policy": self._agree(meta.get("policy"))}, {}, mark)
+            agreed = self._agree(meta.get("policy"))
+            ahead = self.diary.newest(agreed) > int(meta.get("round", 0))
+            return self._seal({"kind": "agreed", "policy": agreed, "ahead": ahead}, {}, mark)
         run = self._of(str(meta.get("run")))
         if (before := self.diary.answer(run.key, mark)) is not None:
             return before
@@ -257,20 +276,8 @@ class FederationClient:
                 raise PolicyDiffers("the server proposes two secure sums of the same identity; the second is refused")
             return run.keys[session.identity][1]
         own = run.training.round(message, {})
-        if len(session.members) != own.phase.channel.asked:
-            raise PolicyDiffers(
-                f"the server speaks of {own.phase.channel.asked} clients, and its secure sum is of "
-                f"{len(session.members)}; no noise share is sized for two cohorts"
-            )
-        part = member(
-            own.phase,
-            session,
-            self.own.number,
-            len(self.federation.clients),
-            self._secret,
-            self.federation.keys,
-            self.diary.store,
-        )
+        own.check_members(session.members)
+        part = member(own.phase, session, self.own.number, self._secret, self.federation.keys, self.diary.store)
         keys = part.answer(content)
         run.sessions[session.identity], run.keys[session.identity] = part, (content, keys)
         run.sums[session.identity] = own.sum
@@ -282,7 +289,9 @@ class FederationClient:
     def _session(run: _Run, message: Message) -> SecureClient:
         identity = bytes.fromhex(str(message.meta["session"]))
         if identity not in run.sessions:
-            raise BadMessage("the secure sum was begun before this process was started; it goes on without this client")
+            raise BegunBefore(
+                "the secure sum was begun before this process was started; it goes on without this client"
+            )
         return run.sessions[identity]
 
     def _train(self, run: _Run, message: Message, mark: str) -> tuple[dict[str, object], Tensors, Tensors]:
@@ -306,9 +315,15 @@ class FederationClient:
                 )
         fresh = self.diary.begun(run.key, what) is None
         if not fresh and own.number <= self.diary.newest(run.key) - ROUNDS_KEPT:
-            raise AnsweredOtherwise(f"{what} was answered before, and its answer is no longer kept")
+            raise NoLongerKept(f"{what} was answered before, and its answer is no longer kept")
+        for name, value in own.told.items():
+            if (first := self.diary.told(run.key).get(name, value)) != value:
+                raise PolicyDiffers(
+                    f"the server tells a {name} of {value}, and began this run with {first}; what is chosen anew in "
+                    "every round may follow from earlier answers, and no budget would hold"
+                )
         books = self._afford(run, what, costs) if fresh else self.diary.books(run.key)
-        self.diary.begin(run.key, what, mark, books)
+        self.diary.begin(run.key, what, mark, books, told=own.told)
         result = own.train(run.noise)
         if result.upload is None:
             return {"kind": "dropped", "reason": result.dropped}, {}, {}

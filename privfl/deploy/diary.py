@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,18 @@ Books = tuple[Ledger, Ledger]
 """What has been given away in all runs, and in one."""
 
 
+ANSWERED_BEFORE = "refused: it answered this round before, to another request"
+"""What the server is told of :class:`AnsweredOtherwise`."""
+NO_LONGER_KEPT = "refused: it answered this round before, and its answer is no longer kept"
+"""What the server is told of :class:`NoLongerKept`."""
+
+
 class AnsweredOtherwise(PrivflError):
     """A round was answered before, to another request."""
+
+
+class NoLongerKept(AnsweredOtherwise):
+    """A round was answered so long ago that nobody can give the same answer again."""
 
 
 class CameOutOtherwise(PrivflError):
@@ -230,12 +240,26 @@ class Diary:
         told = self._runs[run].get("ledger")
         return self.ledger, _empty() if told is None else Ledger.from_state(told)
 
-    def begin(self, run: str, what: str, request: str, books: Books, sizes: SizeResponses | None = None) -> None:
+    def told(self, run: str) -> dict[str, Any]:
+        """What the server has told once for the whole run."""
+        told: dict[str, Any] = self._runs[run].get("told", {})
+        return told
+
+    def begin(
+        self,
+        run: str,
+        what: str,
+        request: str,
+        books: Books,
+        sizes: SizeResponses | None = None,
+        told: Mapping[str, Any] | None = None,
+    ) -> None:
         """Note, before any of it is computed, that ``what`` is answered to the request with this digest.
 
         Args:
             books: with what the answer costs.
             sizes: the table of size answers with this one, where it is one.
+            told: what the server tells with it for the whole run.
 
         Raises:
             AnsweredOtherwise: it was begun to another request.
@@ -247,6 +271,7 @@ class Diary:
         every, own = books
         if before is None:
             changed |= {"begun": {**self._runs[run]["begun"], what: request}, "ledger": own.state()}
+            changed |= {"told": {**self.told(run), **told}} if told else {}
         if changed:
             self._note(run, changed, self.ledger if before is not None else every)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from privfl.algorithms.base import Tensors
 from privfl.deploy.convictions import Convictions
+from privfl.deploy.diary import ANSWERED_BEFORE, NO_LONGER_KEPT
 from privfl.deploy.link import Link, Request
 from privfl.deploy.local import LEFT_BEHIND
 from privfl.deploy.messages import Message, as_bytes, as_tensor
@@ -29,6 +30,10 @@ from privfl.simulation.round_costs import planned_log
 
 KEPT_SINCE = "kept since round"
 """All that the server has of what a client keeps: the round from which it is, the last one that counted."""
+OLDER = (
+    "Clients have answered rounds of this run that its folder does not know, or to other requests, so the folder seems "
+    "to be older than the run: restore the newer one, or start anew with another --out."
+)
 
 
 class FederationEngine(RemoteEngine):
@@ -53,6 +58,8 @@ class FederationEngine(RemoteEngine):
         self._beyond: set[int] = set()
         self._convictions = convictions
         self.notes += convictions.notes
+        self.repeats = False
+        self._central = any(one.channel.has_central_noise for one in phases_of(plan.algorithm, plan.channel.usual))
 
     def train(
         self, cohort: Iterable[int], received: Tensors, context: RoundContext, phase: Phase | None = None
@@ -63,6 +70,7 @@ class FederationEngine(RemoteEngine):
         own to it before it sends, and what it signs says so. That its code left something behind is for its data to
         say, which no noise hides once it refuses: then there is no guarantee.
         """
+        self.see_repeated({}, context.number)
         does = phase or self.phase
         channel, secure = does.channel, None
         if channel.secure is not None:
@@ -85,6 +93,7 @@ class FederationEngine(RemoteEngine):
                     meta["session"] = secure.session.identity.hex()
                 requests[client] = Request(meta, tensors)
         answers = self._link.ask(requests)
+        self.see_repeated(answers, context.number)
         training, convicted = self.training.in_round(context.number), self._convictions.before(context.number)
         for client in members:
             log = planned_log(does.algorithm, training, channel, client, received)
@@ -191,6 +200,22 @@ class FederationEngine(RemoteEngine):
             "bound": phase.channel.round.bound,
             **({"noise_multiplier": dpsgd.noise_multiplier} if calibrated and dpsgd is not None else {}),
         }
+
+    def see_repeated(self, answers: Mapping[int, Message | str], round: int) -> None:
+        """See whether a client answered this ``round``, or a later one, before, and to another request than now.
+
+        Clients sign that. A server whose folder is intact repeats what it asked, but where somebody dropped out in one
+        attempt and not in the other; one whose folder was put back asks something else, and the noise that it adds to
+        sums is the same. It cannot tell the one from the other, so such noise hides nothing from then on, whoever says
+        so: a client that lies ends the claims, as one does that left something behind, and not the run. What clients
+        draw themselves goes into one answer only, and is not used twice.
+        """
+        ahead = sorted(self._link.ahead)
+        ahead += [client for client, answer in answers.items() if answer in (ANSWERED_BEFORE, NO_LONGER_KEPT)]
+        if ahead and OLDER not in self.notes:
+            LOG.warning("round %d: client %d has answered it before, or a later one. %s", round, ahead[0], OLDER)
+            self.notes.append(OLDER)
+            self.repeats = self._central
 
     def _tell(self, client: int, beyond: str, round: int) -> None:
         """Log, once of each client, that it sent what no honest one does. No file says so: who was drawn may be secret,

@@ -39,6 +39,7 @@ class Link:
         policy: of the run.
         key: the server's.
         agreed: who has agreed to the policy.
+        ahead: who of these says that it has answered later rounds of this run than where the server stands.
         legs: how often the server has waited for answers; policies and the end of a run apart.
         unused: replies in a client's name that were not its answer, by client.
     """
@@ -48,13 +49,14 @@ class Link:
     policy: Policy
     key: SigningKey
     agreed: set[int] = field(default_factory=set)
+    ahead: set[int] = field(default_factory=set)
     legs: int = 0
     unused: Counter[int] = field(default_factory=Counter)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def ask(self, requests: Mapping[int, Request]) -> dict[int, Message | str]:
         """The answer of each client that is asked, or why there is none, in the order of ``requests``."""
-        found = self._introduce(requests)
+        found = self._introduce(requests, max((int(one.meta.get("round", 0)) for one in requests.values()), default=0))
         run, self.legs = self.policy.digest, self.legs + 1
         asked = {client: request for client, request in requests.items() if client not in found}
         answers = self._exchange(
@@ -62,9 +64,9 @@ class Link:
         )
         return {client: found.get(client) or answers[client] for client in requests}
 
-    def join(self, clients: range | list[int]) -> dict[int, str]:
-        """Let ``clients`` agree to the policy; why the others did not."""
-        return self._introduce(dict.fromkeys(clients))
+    def join(self, clients: range | list[int], round: int = 0) -> dict[int, str]:
+        """Let ``clients`` agree to the policy before ``round``; why the others did not."""
+        return self._introduce(dict.fromkeys(clients), round)
 
     def end(self) -> None:
         """Say that the run is over to those who took part."""
@@ -76,12 +78,12 @@ class Link:
                     "%d replies in the name of client %d were not its own answers; none was used", count, client
                 )
 
-    def _introduce(self, clients: Mapping[int, object]) -> dict[int, str]:
+    def _introduce(self, clients: Mapping[int, object], round: int) -> dict[int, str]:
         """Send the policy to those of ``clients`` who have not agreed to it; why some of them did not."""
         new = [client for client in clients if client not in self.agreed]
         if not new:
             return {}
-        told = Request({"kind": "policy", "policy": self.policy.to_dict()})
+        told = Request({"kind": "policy", "policy": self.policy.to_dict(), "round": round})
         problems: dict[int, str] = {}
         for client, answer in self._exchange(dict.fromkeys(new, told)).items():
             if isinstance(answer, str):
@@ -90,6 +92,8 @@ class Link:
                 problems[client] = "agreed to another policy"
             else:
                 self.agreed.add(client)
+                if answer.meta.get("ahead") is True:
+                    self.ahead.add(client)
         return problems
 
     def _exchange(self, requests: Mapping[int, Request], seconds: float | None = None) -> dict[int, Message | str]:

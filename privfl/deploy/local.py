@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 from privfl.algorithms.base import Tensors
+from privfl.algorithms.fedsampling import FedSampling
+from privfl.deploy.agreement import PolicyDiffers
 from privfl.deploy.budget import OwnSettings
+from privfl.deploy.members import cohort_of, guarded
 from privfl.deploy.messages import BadMessage, Message
 from privfl.engine.loop import LoopEngine
 from privfl.engine.workspace import ClientResult, Phase, RoundContext, phases_of
 from privfl.errors import ConfigError, PrivacyError
 from privfl.experiment import Experiment
+from privfl.federation.availability import Always
 from privfl.federation.cohorts import SizeWeightedCohort
 from privfl.federation.task import Task
 from privfl.privacy.accounting.stated import stating_class
@@ -81,7 +85,7 @@ class Training:
             ConfigError: one is impossible.
         """
         asked = settings_of(experiment, task)
-        plan = prepare(asked)
+        plan = guarded(prepare(asked))
         return cls(plan, number, Fingerprint.of(asked, plan, fresh=True).digest.hex())
 
     @property
@@ -105,6 +109,7 @@ class Training:
 
         Raises:
             BadMessage: the experiment has no such phase or round.
+            PolicyDiffers: the cohort of a secure sum is another one than the settings draw.
             ConfigError: the noise that the server calibrated is none.
         """
         meta = message.meta
@@ -113,12 +118,20 @@ class Training:
         asked = int(meta["asked"]) if channel.secure is not None else max(1, channel.usual.asked)
         if not (0 <= number < self.plan.schedule.rounds and 0 < asked <= len(self.plan.task.clients)):
             raise BadMessage(f"the server asks for round {number} with {asked} clients, which this experiment has not")
+        cohort = cohort_of(self.plan, number) if channel.secure is not None else None
+        if cohort is not None and asked != len(cohort):
+            raise PolicyDiffers(
+                f"the server asks for a secure sum of {asked} clients in round {number}, and the settings draw "
+                f"{len(cohort)}; it is not answered"
+            )
         plan = self._calibrated(meta)
         bound = torch.tensor(float(meta["bound"]), dtype=torch.float64)
         state = dict.fromkeys(plan.channel.chain.server_state, bound)
         phases = phases_of(plan.algorithm, plan.channel.in_round(number, asked, state, float(bound)))
         phase = next((phase for phase in phases if phase.label == label), None)
-        if phase is None or phase.channel.refusal:
+        if phase is not None and phase.channel.refusal:
+            raise BadMessage(f"{phase.channel.refusal}; it is not answered")
+        if phase is None:
             raise BadMessage(
                 f"the server asks for the phase '{label}', which this experiment has not in round {number}"
             )
@@ -128,7 +141,20 @@ class Training:
             if name.startswith("received/")
         }
         sends = any(phase.channel.fields for phase in phases)
-        return OwnRound(plan, self.number, number, phase, received, kept, sends, self.engine)
+        told = self._told(plan, received)
+        first = phase is phases[0]
+        return OwnRound(plan, self.number, number, phase, received, kept, sends, self.engine, told, first, cohort)
+
+    def _told(self, plan: Plan, received: Tensors) -> dict[str, Any]:
+        """What the server found before the first round, or from sizes that were told once, and may say once."""
+        told: dict[str, Any] = {}
+        if plan is not self.plan and plan.privacy.training is not None:
+            noise = plan.privacy.training.noise_multiplier
+            told["noise_multiplier"] = list(noise) if isinstance(noise, tuple) else noise
+        settled = not plan.asks_every_round and type(plan.availability) is Always
+        if settled and isinstance(plan.algorithm, FedSampling) and "rate" in received:
+            told["sampling rate"] = float(received["rate"])
+        return told
 
     def _calibrated(self, meta: Mapping[str, Any]) -> Plan:
         """The plan with the noise that the server found for a target ε; the client's own budget limits its cost."""
@@ -138,7 +164,7 @@ class Training:
         if told is None:
             raise ConfigError("the server sends no noise multiplier for the target_epsilon of this experiment")
         noise = tuple(map(float, told)) if isinstance(told, list) else float(told)
-        return with_training(self.plan, replace(dpsgd, target_epsilon=None, noise_multiplier=noise))
+        return guarded(with_training(self.plan, replace(dpsgd, target_epsilon=None, noise_multiplier=noise)))
 
     def engine(self, plan: Plan) -> LoopEngine:
         """The engine that trains, with the channel of ``plan``; the same one as long as the noise stays the same."""
@@ -168,6 +194,9 @@ class OwnRound:
         received: the broadcast.
         kept: what the client kept of earlier rounds.
         sends: whether any phase of the round sends something.
+        told: what the server says with it for the whole run.
+        first: whether this is the round's first phase, in which nobody has dropped out yet.
+        cohort: whom the settings draw for a secure sum; ``None`` if the server does.
     """
 
     plan: Plan
@@ -178,6 +207,9 @@ class OwnRound:
     kept: Tensors
     sends: bool
     engine: Any
+    told: Mapping[str, Any]
+    first: bool
+    cohort: Collection[int] | None
 
     def _priced(self) -> RoundCosts:
         training, plan, algorithm = self.plan.training.in_round(self.number), self.plan, self.phase.algorithm
@@ -197,6 +229,27 @@ class OwnRound:
         """What tells the secure sum of this phase from others: its round, label, cohort and encoding."""
         coding = self.phase.channel.secure_encoding
         return self.number, self.phase.label, self.phase.channel.asked, b"" if coding is None else coding.digest
+
+    def check_members(self, members: Collection[int]) -> None:
+        """Refuse a secure sum over other clients than the round's cohort, or in a later phase what is left of it.
+
+        A server that chose them could take as few as a sum may have, and its accomplices for most of these.
+
+        Raises:
+            PolicyDiffers: naming one, or how many they are.
+        """
+        asked = self.phase.channel.asked
+        if len(members) > asked or (self.first and len(members) < asked):
+            raise PolicyDiffers(
+                f"the server speaks of {asked} clients, and its secure sum is of {len(members)}; no noise share is "
+                "sized for two cohorts"
+            )
+        drawn = range(len(self.plan.task.clients)) if self.cohort is None else self.cohort
+        if strangers := set(members) - set(drawn):
+            raise PolicyDiffers(
+                f"the server's secure sum in round {self.number} is with client {min(strangers)}, whom the settings do "
+                "not draw for it; it is not answered"
+            )
 
     def check_factor(self, factor: float, size: float | None) -> None:
         """Refuse a weight for a secure sum that is not what the agreed rule gives this client.

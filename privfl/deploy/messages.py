@@ -42,6 +42,10 @@ class BadMessage(PrivflError):
     """A message is damaged, or not from whom it says."""
 
 
+class Unsigned(BadMessage):
+    """A message is not from whom it says, or not for whoever received it."""
+
+
 class Parts:
     """Tensors as they travel, each made once however many messages it is in."""
 
@@ -106,14 +110,15 @@ def opened(data: bytes, verify_key: bytes) -> Message:
     """The message in ``data``, which the owner of ``verify_key`` signed.
 
     Raises:
-        BadMessage: it did not, or the bytes are no message.
+        Unsigned: it did not.
+        BadMessage: the bytes are no message.
     """
     view = memoryview(data)
     description = _description(view)
     try:
         verify(verify_key, bytes(view[:SIGNATURE_BYTES]), PURPOSE + description)
     except (BadSignature, BadKey) as error:
-        raise BadMessage(f"a message of {len(data)} bytes is not signed by its sender's key; it is not used") from error
+        raise Unsigned(f"a message of {len(data)} bytes is not signed by its sender's key; it is not used") from error
     try:
         told = json.loads(description)
         if not isinstance(told["meta"], dict):

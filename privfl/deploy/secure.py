@@ -22,7 +22,6 @@ from privfl.privacy.secagg.bodies import Words
 from privfl.privacy.secagg.client import Client
 from privfl.privacy.secagg.errors import PolicyRefused, SecAggError, TooFewClients
 from privfl.privacy.secagg.messages import Phase as Leg
-from privfl.privacy.secagg.parameters import ThreatModel
 from privfl.privacy.secagg.policy import Policy
 from privfl.privacy.secagg.rules import LEAST_HONEST
 from privfl.privacy.secagg.server import Server
@@ -76,6 +75,7 @@ def session_of(phase: Phase, members: Sequence[int], identity: bytes) -> Session
         round=phase.channel.round.number,
         least_honest=LEAST_HONEST if coding.terms is None else coding.terms.survivors,
         encoding=coding.digest,
+        cohort=phase.channel.asked,
     )
     return replace(session, identity=identity)
 
@@ -238,7 +238,6 @@ def member(
     phase: Phase,
     session: Session,
     number: int,
-    clients: int,
     signing_key: bytes,
     keys: Mapping[int, bytes],
     store: Store,
@@ -261,9 +260,9 @@ def member(
     policy = Policy(
         channel.secure_encoding.encoding.length,
         channel.secure_encoding.digest,
-        frozenset(range(clients)),
+        frozenset(session.members),  # who they are was looked at before
         channel.secure.adversary,
-        ThreatModel(channel.secure.corrupt, 0.0).corrupt_of(len(session.members)),
+        channel.secure.accomplices(channel.asked),
         expected.least_honest,
     )
     active = session.adversary == "active"

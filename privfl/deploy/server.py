@@ -17,6 +17,7 @@ from privfl.deploy.convictions import Convictions
 from privfl.deploy.engine import FederationEngine
 from privfl.deploy.link import Link
 from privfl.deploy.local import settings_of
+from privfl.deploy.members import guarded
 from privfl.deploy.sizes import AskedSizes
 from privfl.deploy.transport import SMALL, Transport
 from privfl.engine.choice import Choice
@@ -119,7 +120,7 @@ class FederationServer:
         task = self.federation.task.of_server(len(self.federation.clients), self.data)
         asked = settings_of(self.experiment, task)
         asked = replace(asked, execution=replace(asked.execution, checkpoint_seconds=0.0))
-        plan = prepare(asked)
+        plan = guarded(prepare(asked))
         refuse(plan, self.experiment)
         self.transport.expect(largest_reply(plan))
         directory = RunDirectory(out)
@@ -146,7 +147,7 @@ class FederationServer:
         if fixed is not None:
             plan = replace(plan, source=fixed.for_run(link.policy.run))
         state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
-        absent = link.join(range(len(self.federation.clients)))
+        absent = link.join(range(len(self.federation.clients)), state.round)
         if len(absent) == len(self.federation.clients) and all(why.startswith(SILENT) for why in absent.values()):
             LOG.warning("no client answered within %g s; %s", self.federation.seconds, CONNECT)
         sizes = AskedSizes(
@@ -157,9 +158,11 @@ class FederationServer:
             sizes.begin(plan.source)
         elif plan.needs_sizes:
             sizes.tell_exact()
-        plan = calibrate(plan, state, directory)
+        plan = guarded(calibrate(plan, state, directory))
         convictions = Convictions(directory.path)
-        with FederationEngine(plan, link, self._of_run(link.policy), sizes, convictions) as engine:
+        engine = FederationEngine(plan, link, self._of_run(link.policy), sizes, convictions)
+        engine.see_repeated({}, state.round)
+        with engine:
             engine.notes += [f"client {client} was not there at the start: {why}" for client, why in absent.items()]
             directory.write_json(ENGINE, {**Choice("loop", None, "a federation").to_dict(), "workers": 1})
             return run(plan, state, engine, directory, callbacks)

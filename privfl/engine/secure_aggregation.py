@@ -52,6 +52,7 @@ class SecureAggregator:
             round=channel.round.number,
             least_honest=LEAST_HONEST if terms is None else terms.survivors,
             encoding=self.secure_encoding.digest,
+            cohort=channel.asked,
         )
         self.sum = channel.secure.open(session, cores())
 

@@ -36,10 +36,10 @@ TRUSTED_SUM = (
 )
 SECURE_SUM = {
     "active": "The column 'server' rests on secure aggregation: a server that lies as it likes (active) and works with "
-    "at most {corrupt:g} % of a cohort opens one sum a round at most, of 3 or more honest clients, except with "
+    "at most {corrupt:g} % of {whose} opens one sum a round at most, of 3 or more honest clients, except with "
     "probability about 2^-40, as long as the cryptography holds and the clients' signing keys did not come from it.",
     "semi-honest": "The column 'server' rests on secure aggregation: a server that follows the protocol (semi-honest) "
-    "and works with at most {corrupt:g} % of a cohort sees sums only, except with probability about 2^-40 and as long "
+    "and works with at most {corrupt:g} % of {whose} sees sums only, except with probability about 2^-40 and as long "
     "as the cryptography holds. A server that lies about who survived reads every upload.",
 }
 DIFFERENCES = (
@@ -96,7 +96,7 @@ def caveats(plan: Plan, server: Tensors) -> list[str]:
         found.append(AUTHORS.format(", ".join(believed)))
     if plan.channel.secure is not None:
         words = SECURE_SUM[plan.channel.secure.adversary] if plan.channel.secure.mode == "protocol" else TRUSTED_SUM
-        found.append(words.format(corrupt=100 * plan.channel.secure.corrupt))
+        found.append(words.format(corrupt=100 * plan.channel.secure.corrupt, whose=plan.channel.secure.whose))
         if plan.channel.noise is None and not plan.channel.protects:
             found.append(DIFFERENCES)
     return found
@@ -107,7 +107,7 @@ def adversary(channel: ChannelSpec) -> str:
     secure = channel.secure
     if secure is None or channel.chain.shares is None:
         return ""
-    return f"{SERVER[secure.adversary]} {100 * secure.corrupt:g} % of a cohort"
+    return f"{SERVER[secure.adversary]} {100 * secure.corrupt:g} % of {secure.whose}"
 
 
 def _believed(plan: Plan) -> list[str]:

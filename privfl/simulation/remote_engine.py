@@ -18,6 +18,8 @@ class RemoteEngine(LoopEngine, ABC):
 
     left: list[str]
     """What code at clients left behind while it trained, so that they refused to send; whoever reads it empties it."""
+    repeats: bool
+    """Whether a client has signed that a round is repeated, under noise of the server's; whoever reads it resets it."""
 
     @abstractmethod
     def secure_aggregator(

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from privfl.algorithms.base import Tensors
 from privfl.errors import DataError
 from privfl.privacy.accounting.release import Release, everywhere, unprotected
+from privfl.simulation.remote_engine import RemoteEngine
 from privfl.simulation.transcript import FOLDER, recorded_rounds
 
 ROUNDS = "rounds.jsonl"
@@ -31,6 +32,11 @@ REASON = (
     "a round that was computed again after an interruption came out otherwise under the same noise, which the two "
     "together give away; let nothing draw from generators of its own (torch.rand draws from the client's), on a GPU "
     "set execution.deterministic, or keep a checkpoint of every round (checkpoint_seconds = 0)"
+)
+
+OLDER = (
+    "a client has answered a round before, to another request, so the run's folder may be older than the run, and the "
+    "server's noise may cover two messages, which together give it away; restore the newer folder, or start anew"
 )
 
 
@@ -75,10 +81,21 @@ class RepeatedRounds:
             known.add(found)
         return len(known) > 1
 
+    def releases(self, round: int, server: Tensors, engine: object) -> list[Release]:
+        """Nothing, or if noise of ``round`` covers two messages what that costs: every claim.
 
-def repeated_noise() -> Release:
+        Clients elsewhere remember rounds that a run directory which was put back does not know.
+        """
+        found = [repeated_noise()] if self.differs(round, server) else []
+        if isinstance(engine, RemoteEngine) and engine.repeats:
+            found.append(repeated_noise(OLDER))
+            engine.repeats = False
+        return found
+
+
+def repeated_noise(reason: str = REASON) -> Release:
     """What it costs that a round came out twice: every claim."""
-    return everywhere(REPEATED_NOISE, unprotected(REASON))
+    return everywhere(REPEATED_NOISE, unprotected(reason))
 
 
 def check_shown(directory: Folder, first: int, *, always: bool) -> None:

@@ -37,7 +37,7 @@ from privfl.simulation.health import broken_clients, conclusions, kept_warning, 
 from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare, with_training
 from privfl.simulation.ray_engine import RayEngine, RayWorkers, ray_workers
 from privfl.simulation.recorder import Recorder, public_facts, recorded_observers
-from privfl.simulation.repeated_rounds import RepeatedRounds, repeated_noise
+from privfl.simulation.repeated_rounds import RepeatedRounds
 from privfl.simulation.result import Run
 from privfl.simulation.round_costs import exceeds
 from privfl.simulation.rounds import ServerContext, aggregate, collect, prices
@@ -269,8 +269,8 @@ def run(
             state.ledger.record(release, clients, count)
         if shared := [part for sums in arrived for part in sums.shared]:
             state.ledger.record(shared_state(shared), None)
-        if repeated.differs(round, server):
-            state.ledger.record(repeated_noise(), None)
+        for release in repeated.releases(round, server, engine):
+            state.ledger.record(release, None)
         watch(plan, state, asked, arrived, server, path)
         state.server, state.round = server, round + 1
         state.dropped.update(problems)

@@ -6,7 +6,7 @@ import pytest
 
 from privfl.deploy.agreement import Policy
 from privfl.deploy.link import ANOTHER, UNSIGNED, Link, Request
-from privfl.deploy.messages import Message, digest
+from privfl.deploy.messages import Message, digest, opened
 from privfl.privacy.secagg.primitives import SigningKey
 from tests.deploy.rehearsal import Rehearsal, experiment
 from tests.deploy.test_client import server_key
@@ -82,3 +82,18 @@ def test_who_is_forged_and_never_answers_is_dropped_with_what_came(rehearsal, ow
 def test_a_refusal_that_the_client_signed_is_its_answer(rehearsal, own):
     refused = signed(own, kind="refused", reason="its own budget is spent")
     assert link_over(rehearsal, refused).ask({1: QUESTION}) == {1: "its own budget is spent"}
+
+
+@pytest.mark.parametrize(("said", "ahead"), [(True, {1}), (False, set()), (7, set()), ("yes", set()), (None, set())])
+def test_who_says_that_it_answered_later_rounds_is_known_and_nothing_else_counts_as_that(said, ahead, rehearsal, own):
+    link = link_over(rehearsal)
+    asked = []
+
+    def agrees(request):
+        asked.append(opened(request, bytes.fromhex(rehearsal.federation.server)).meta)
+        return signed(own, kind="agreed", policy=link.policy.digest, ahead=said)(request)
+
+    link.agreed, link.transport = set(), Scripted(agrees)
+    assert link.join([1], 3) == {}
+    assert link.ahead == ahead
+    assert [meta["round"] for meta in asked] == [3]

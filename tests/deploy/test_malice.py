@@ -14,10 +14,14 @@ import torch
 from privfl.deploy import diary as diary_module
 from privfl.deploy import secure as secure_module
 from privfl.deploy.link import Link, Request
-from privfl.deploy.messages import _LENGTH, PURPOSE, Message, digest, opened
+from privfl.deploy.local import settings_of
+from privfl.deploy.members import cohort_of, guarded
+from privfl.deploy.messages import _LENGTH, PURPOSE, Message, as_tensor, digest, opened
 from privfl.deploy.split import DATA
 from privfl.deploy.transport import Loopback
+from privfl.engine.workspace import phases_of
 from privfl.errors import ConfigError, DataError, PrivflError
+from privfl.simulation.plan import prepare
 from tests.deploy.rehearsal import Rehearsal, experiment
 from tests.deploy.test_client import DPSGD, UNIFORM, link_to, train
 
@@ -116,9 +120,18 @@ def test_a_server_cannot_find_less_noise_than_the_target_epsilon_needs(noise, tm
     assert not client.diary.ledger.releases
 
 
-@pytest.mark.parametrize("changed", [{"asked": 3}, {"round": 1}])
-def test_a_vector_goes_only_into_the_sum_that_its_noise_share_is_sized_for(changed, tmp_path, monkeypatch):
-    asked = experiment(privacy={"update": list(SKELLAM)}, algorithm=UNIFORM)
+@pytest.mark.parametrize(
+    ("changed", "cohort", "sentence"),
+    [
+        ({"asked": 3}, {"name": "everyone"}, "a secure sum of 3 clients in round 0, and the settings draw 4"),
+        ({"asked": 3}, {"name": "poisson", "probability": 1.0}, "another round, phase or cohort than its secure sum"),
+        ({"round": 1}, {"name": "everyone"}, "another round, phase or cohort than its secure sum is for"),
+    ],
+)
+def test_a_vector_goes_only_into_the_sum_that_its_noise_share_is_sized_for(
+    changed, cohort, sentence, tmp_path, monkeypatch
+):
+    asked = experiment(privacy={"update": list(SKELLAM)}, algorithm=UNIFORM, cohort=cohort)
     rehearsal = Rehearsal(tmp_path / "federation", asked)
     real = Link.ask
 
@@ -132,7 +145,7 @@ def test_a_vector_goes_only_into_the_sum_that_its_noise_share_is_sized_for(chang
     monkeypatch.setattr(Link, "ask", lying)
     found = rehearsal.run()
     assert found.metrics[0]["clients"] == 0
-    assert "another round, phase or cohort than its secure sum is for" in rehearsal.said[0]
+    assert sentence in rehearsal.said[0]
 
 
 @pytest.mark.parametrize("size", [10**400, 1e300, 1_000_000, float("nan")])
@@ -241,3 +254,120 @@ def test_an_account_from_before_all_runs_is_older_than_the_sums_that_were_served
         DataError, match=r"account\.json does not know .*served, so it is older than what this client sent"
     ):
         rehearsal.client(1)
+
+
+def proposed(rehearsal, members, asked, *, to=0, round=0, bound=1.0, by=None):
+    """What client ``to`` answers to a secure sum of ``members`` that a server proposes when it says ``asked`` are."""
+    client = rehearsal.client(to)
+    number = len(rehearsal.federation.clients)
+    task = rehearsal.federation.task.of_server(number, rehearsal.folders["server"] / DATA)
+    plan = prepare(settings_of(rehearsal.experiment, task))
+    channel = (plan if by is None else by(plan)).channel.in_round(round, asked, {})
+    session = secure_module.session_of(phases_of(plan.algorithm, channel)[0], members, b"x" * 32)
+    meta = {"kind": "secure", "leg": 0, "session": session.identity.hex(), "round": round, "label": ""}
+    told = Request({**meta, "asked": asked, "bound": bound}, {"message": as_tensor(session.to_bytes())})
+    return link_to(rehearsal, client).ask({to: told})[to]
+
+
+@pytest.fixture(scope="module")
+def three_of_four(tmp_path_factory):
+    """A federation that draws three of its four clients in each round, by the seed."""
+    asked = experiment(privacy={"update": list(SKELLAM)}, algorithm=UNIFORM, cohort={"name": "fixed", "size": 3})
+    return Rehearsal(tmp_path_factory.mktemp("three") / "federation", asked)
+
+
+def test_a_client_adds_up_with_those_alone_whom_the_settings_draw(three_of_four):
+    drawn = cohort_of(three_of_four.client(0)._build().plan, 0)
+    (left_out,) = set(range(4)) - set(drawn)
+    one, *others = drawn
+    assert isinstance(proposed(three_of_four, drawn, 3, to=one), Message)
+    assert not isinstance(proposed(three_of_four, sorted([one, others[0], left_out]), 3, to=one), Message)
+    assert f"secure sum in round 0 is with client {left_out}, whom the settings do not draw" in three_of_four.said[-1]
+    assert proposed(three_of_four, [0, 1, 2, 3], 4, to=one) == "refused: it agreed to another policy"
+    assert "asks for a secure sum of 4 clients in round 0, and the settings draw 3" in three_of_four.said[-1]
+
+
+def test_a_server_that_draws_the_cohort_cannot_make_it_so_small_that_nobody_counts_as_its_accomplice(tmp_path):
+    update = [*SKELLAM[:2], {"name": "secure-sum", "corrupt": 0.25, "dropout": 0.1}]
+    asked = experiment(privacy={"update": update}, algorithm=UNIFORM, cohort={"name": "poisson", "probability": 1.0})
+    rehearsal = Rehearsal(tmp_path / "federation", asked)
+    assert not isinstance(proposed(rehearsal, [0, 1, 2], 3), Message)
+    assert "of 3 clients, of whom 1 may work with the server, hides nobody" in rehearsal.said[-1]
+    assert isinstance(proposed(rehearsal, [0, 1, 2, 3], 4, by=guarded), Message)
+
+
+def test_a_noise_multiplier_is_named_once_in_a_run_whichever_process_of_the_client_hears_it(tmp_path):
+    private = {"training": {"target_epsilon": 100.0}, "target_delta": 1e-4}
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(rounds=4, privacy=private, algorithm=UNIFORM))
+    client = rehearsal.client(1)
+    link = link_to(rehearsal, client)
+    assert isinstance(link.ask({1: train(noise_multiplier=2.0)})[1], Message)
+    for one in (client, rehearsal.client(1)):
+        link = link_to(rehearsal, one)
+        for other in (1.9, 3.0):
+            assert link.ask({1: train(round=1, noise_multiplier=other)})[1] == "refused: it agreed to another policy"
+        assert "tells a noise_multiplier of 3.0, and began this run with 2.0" in rehearsal.said[-1]
+    charged = one.diary.ledger.most()
+    assert isinstance(link.ask({1: train(round=1, noise_multiplier=2.0)})[1], Message)
+    assert one.diary.ledger.most() == [2 * count for count in charged]
+    another = link_to(rehearsal, one, run=bytes(31) + b"\1")
+    assert isinstance(another.ask({1: train(noise_multiplier=3.0)})[1], Message)
+
+
+@pytest.mark.parametrize("availability", ["always", "bernoulli"])
+def test_a_sampling_rate_that_follows_from_sizes_told_once_is_named_once(availability, tmp_path):
+    """Where not everybody can be reached in every round the rate follows from those who can."""
+    rule = {"name": availability, **({"probability": 0.9} if availability == "bernoulli" else {})}
+    sampling = {"algorithm": {"name": "fedsampling", "samples_per_round": 300}, "availability": rule}
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(rounds=4, privacy=DPSGD, **sampling))
+    link = link_to(rehearsal, rehearsal.client(1))
+
+    def at(rate, round):
+        asked = train(round=round)
+        rated = {**asked.tensors, "received/rate": torch.tensor(rate, dtype=torch.float64)}
+        return isinstance(link.ask({1: Request(asked.meta, rated)})[1], Message)
+
+    assert at(0.3, 0)
+    assert at(0.2, 1) is (availability == "bernoulli")
+    assert at(0.3, 2)
+
+
+def test_a_client_that_dies_in_a_secure_sum_does_not_say_that_the_server_was_forged(tmp_path):
+    secure = {"name": "secure-sum", "corrupt": 0.0, "dropout": 0.25}
+    rehearsal = Rehearsal(
+        tmp_path / "federation", experiment(rounds=1, privacy={"update": [secure]}, algorithm=UNIFORM)
+    )
+    clients, processes = rehearsal.clients(), [rehearsal.client(1)]
+
+    def reborn(request):
+        if b'"train"' in request:
+            processes.append(rehearsal.client(1))
+        return processes[-1].answer(request)
+
+    found = rehearsal.run(Loopback({**clients, 1: reborn}))
+    assert found.summary["dropped"] == {"was started anew during the secure sum": 1}
+    assert found.metrics[0]["clients"] == 3
+
+
+def test_what_was_signed_and_is_not_what_was_agreed_is_not_reported_as_a_forgery(rehearsal):
+    link = link_to(rehearsal, rehearsal.client(1))
+    for request in (train(label="another"), train(round=7), Request({"kind": "anything", "round": 0})):
+        assert link.ask({1: request})[1] == "refused: the request is not what was agreed"
+
+
+def test_who_drops_out_of_a_survey_is_missing_in_the_secure_sum_after_it_and_the_others_go_on(tmp_path):
+    secure = {"name": "secure-sum", "corrupt": 0.0, "dropout": 0.25}
+    fair = {"name": "aaggff-d-sums", "minimum": 3}
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(rounds=1, privacy={"update": [secure]}, algorithm=fair))
+    clients = rehearsal.clients()
+    honest, server = clients[1], bytes.fromhex(rehearsal.federation.server)
+
+    def leaves(request):
+        message = opened(request, server)
+        if message.kind == "train" and "survey" in message.meta["label"]:
+            raise OSError("the line is dead")
+        return honest(request)
+
+    found = rehearsal.run(Loopback({**clients, 1: leaves}))
+    assert found.metrics[0]["clients"] == 3
+    assert not rehearsal.said

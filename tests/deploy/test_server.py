@@ -11,6 +11,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from privfl.deploy.diary import ANSWERED_BEFORE, NO_LONGER_KEPT
+from privfl.deploy.engine import OLDER
+from privfl.deploy.messages import Message, digest
 from privfl.deploy.transport import Loopback
 from privfl.errors import ConfigError, DataError
 from tests.deploy.rehearsal import CLIENTS, LOOP, Rehearsal, experiment
@@ -278,3 +281,73 @@ def test_a_round_with_a_secure_sum_takes_four_legs_since_keys_come_with_the_sum_
 
     rehearsal.run(Counting(rehearsal.clients()), callbacks=[lambda run, line: rounds.append(asked[0])])
     assert [later - earlier for earlier, later in pairwise(rounds)] == [legs] * 3
+
+
+class Killed(BaseException):
+    """The server's process ends here."""
+
+
+CENTRAL = [{"name": "clip", "max_norm": 1.0}, {"name": "gaussian-noise", "noise_multiplier": 8.0}]
+OWN = [CENTRAL[0], {**CENTRAL[1], "at": "client"}]
+SECURE = [CENTRAL[0], {"name": "secure-sum"}, CENTRAL[1]]
+
+
+def put_back(root, update, *, rounds_back, anew=False):
+    """A run that was killed after 3 of its 5 rounds, and goes on from its folder as it was ``rounds_back`` before."""
+    privacy = {"target_delta": 1e-4, "update": update}
+    rehearsal = Rehearsal(root / "federation", experiment(rounds=5, algorithm=UNIFORM, privacy=privacy), seconds=5.0)
+    out, old, done, clients = rehearsal.root / "run", root / "old", [0], rehearsal.clients()
+
+    def keep(run, line):
+        """What is on disk when a round has ended is the checkpoint, and all else that an operator may put back."""
+        done[0] += 1
+        if done[0] == 3 - rounds_back:
+            shutil.copytree(out, old)
+        if done[0] == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        rehearsal.run(Loopback(clients), callbacks=[keep])
+    if rounds_back:
+        shutil.rmtree(out)
+        shutil.copytree(old, out)
+    return rehearsal, rehearsal.run(Loopback(rehearsal.clients() if anew else clients), resume=True)
+
+
+@pytest.mark.parametrize("update", [CENTRAL, SECURE], ids=["in the clear", "secure sum"])
+def test_a_folder_that_is_older_than_its_run_ends_the_claims_that_rest_on_the_servers_noise(update, tmp_path, caplog):
+    _, found = put_back(tmp_path, update, rounds_back=2, anew=update is SECURE)
+    assert found.statement.cell("client", "public").epsilon == torch.inf
+    assert "a client has answered a round before, to another request" in " ".join(str(found.statement).split())
+    assert found.metrics[-1]["epsilon"] == {}
+    assert found.summary["warnings"].count(OLDER) == 1
+    assert "client 0 has answered it before, or a later one. Clients have answered rounds" in caplog.text
+
+
+def test_a_folder_that_was_not_put_back_keeps_them(tmp_path):
+    _, found = put_back(tmp_path, CENTRAL, rounds_back=0)
+    assert found.statement.cell("client", "public").epsilon < 10
+    assert OLDER not in found.summary["warnings"]
+
+
+def test_noise_that_clients_draw_themselves_is_not_used_twice_by_a_folder_that_was_put_back(tmp_path):
+    rehearsal, found = put_back(tmp_path, OWN, rounds_back=2)
+    assert 0 < found.statement.cell("client", "server").epsilon < torch.inf
+    assert OLDER in found.summary["warnings"]
+    assert set(rehearsal.client(1).diary.ledger.most()) == {5}  # each round was answered once
+
+
+@pytest.mark.parametrize("reason", [ANSWERED_BEFORE, NO_LONGER_KEPT])
+def test_one_client_that_says_so_falsely_ends_the_claims_and_not_the_run(reason, tmp_path):
+    privacy = {"target_delta": 1e-4, "update": CENTRAL}
+    rehearsal = Rehearsal(tmp_path / "federation", experiment(rounds=2, algorithm=UNIFORM, privacy=privacy))
+    liar = rehearsal.client(2)
+
+    def lies(request):
+        told = {"kind": "refused", "reason": reason, "from": 2, "request": digest(request)}
+        return Message(told).sealed(liar.key) if b'"train"' in request else liar.answer(request)
+
+    found = rehearsal.run(Loopback({**rehearsal.clients(), 2: lies}))
+    assert len(found.metrics) == 2
+    assert found.statement.cell("client", "public").epsilon == torch.inf
+    assert not any("client 2" in one for one in found.summary["warnings"])  # who was drawn may be secret

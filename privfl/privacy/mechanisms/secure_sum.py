@@ -28,9 +28,10 @@ class SecureSum(Mechanism):
     server too, noise that the server adds after it covers the public alone.
 
     Guarantee (proved in ``docs/secure-aggregation-proof.md``): a server that works with at most ``corrupt`` of the
-    cohort, and does whatever it likes, learns one sum at most, of all honest survivors' uploads, and who they are.
-    These are 3 or more. It rests on signing keys that the server did not hand out; in a simulation they come with the
-    process.
+    cohort that it asked, whoever drops out later, and does whatever it likes, learns one sum at most, of all honest
+    survivors' uploads, and who they are. These are 3 or more. It rests on signing keys that the server did not hand
+    out; in a simulation they come with the process. In a federation whose server draws the cohorts ``corrupt`` is a
+    fraction of all clients.
 
     Args:
         threshold: fraction of the cohort that must survive, in (½, 1]; more where that would not be safe. ``None``
@@ -91,12 +92,15 @@ class SecureSum(Mechanism):
         round: int,
         least_honest: int = LEAST_HONEST,
         encoding: bytes = UNSTATED,
+        cohort: int = 0,
     ) -> Session:
         """A fresh session for vectors of ``length`` numbers in Z_{2^bits}, in training round ``round``.
 
         ``encoding``: the digest of how numbers become words, which all parties must agree on.
         ``least_honest``: fewest honest clients that every sum must hold; more than the default where noise in shares
         counts on them.
+        ``cohort``: how many were asked in the round, if the members are what is left of them: who works with the server
+        is not among those that drop out.
 
         Raises:
             ConfigError: no such session is safe, for instance because there are too few members.
@@ -104,9 +108,15 @@ class SecureSum(Mechanism):
         n = len(members)
         if n < LEAST_HONEST:
             raise ConfigError(f"a secure sum of {n} clients hides nobody; ask at least {LEAST_HONEST}")
-        accomplices = ThreatModel(self.corrupt, 0.0).corrupt_of(n)
+        accomplices = self.accomplices(max(n, cohort))
+        if n < LEAST_HONEST + accomplices:
+            raise ConfigError(
+                f"a secure sum of {n} clients, of whom {accomplices} may work with the server, hides nobody; ask at "
+                f"least {LEAST_HONEST + accomplices}, or lower corrupt"
+            )
         if self.threshold is None:
-            threat = ThreatModel(self.corrupt, self.dropout, self.adversary)
+            usual = accomplices == ThreatModel(self.corrupt, 0.0).corrupt_of(n)
+            threat = ThreatModel(self.corrupt if usual else accomplices / n, self.dropout, self.adversary)
             return Session.between(
                 members,
                 threat,
@@ -138,6 +148,15 @@ class SecureSum(Mechanism):
         rehearsal = Rehearsal(session, workers=workers)
         rehearsal.open()
         return rehearsal
+
+    @property
+    def whose(self) -> str:
+        """Of whom ``corrupt`` is a fraction, in words."""
+        return "a cohort"
+
+    def accomplices(self, cohort: int) -> int:
+        """How many of a ``cohort`` of so many clients may work with the server."""
+        return ThreatModel(self.corrupt, 0.0).corrupt_of(cohort)
 
     def honest(self, clients: int) -> int:
         """The fewest honest clients whose vectors are in a sum of ``clients`` that is ever opened.
