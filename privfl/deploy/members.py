@@ -43,6 +43,8 @@ class SecureSumAmongAll(SecureSum):
     def honest(self, clients: int) -> int:
         """The fewest honest clients whose vectors are in a sum of ``clients`` that is ever opened.
 
+        Stated anew, as a class that changes what its parent's claim rests on claims nothing without.
+
         Raises:
             ConfigError: no session of so many clients is safe.
         """
