@@ -59,8 +59,8 @@ def test_a_memory_map_is_searched_as_its_rows_are_read(tmp_path):
         (Y + 0.5, r"targets hold 0.5 at \[0\]; .* kind='regression'; classes are integers, whole numbers"),
         (altered(Y.astype(float), 6, np.nan), r"targets hold nan at \[6\]; .* kind='regression'"),
         (Y.astype(float), r"targets have dtype float64; .* kind='regression'; classes are .*astype\(np.int64\)"),
-        ([*"abcd" * 10], r"targets hold 'a' at \[0\]; give integer labels, for instance np.unique"),
-        ([0, None] * 20, r"targets hold None at \[1\]; give integer labels, for instance np.unique"),
+        ([*"abcd" * 10], r"targets hold 'a' at \[0\]; give integer labels, or texts and the names of all classes"),
+        ([0, None] * 20, r"targets hold None at \[1\]; give integer labels, or texts and the names of all classes"),
         (Y[:, None].repeat(2, 1), r"shape \(40, 2\); kind says what several columns are"),
     ],
 )
