@@ -106,6 +106,8 @@ def _whole(values: Any, what: str) -> np.ndarray:
         raise DataError(f"{what} are a mask of {array.size} truth values; give np.flatnonzero(mask)")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f"{what} are {array.dtype} of shape {array.shape}; give whole numbers [N]")
+    if int(array.max()) >= 2**63:
+        raise DataError(f"{what} go up to {array.max()}; give row numbers")
     return array.astype(np.int64)
 
 
