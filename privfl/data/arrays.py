@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from privfl.data.class_names import listed, numbered
 from privfl.errors import DataError
 
 SEVERAL = (
@@ -17,6 +18,7 @@ SEVERAL = (
     "and split it in the model."
 )
 _FEW = 8
+_LARGEST_EXACT = 2**24
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
@@ -123,14 +125,22 @@ def are_tokens(name: str, label: str, array: np.ndarray[Any, Any], vocabulary: i
     return vocabulary is not None
 
 
-def as_labels(name: str, label: str, values: Any, classes: int | None) -> Tensor:
-    """``values`` as int64 labels [N], none of them negative, or ``classes`` or more."""
+def as_labels(name: str, label: str, values: Any, classes: int | None, names: Sequence[str] | None = None) -> Tensor:
+    """``values`` as int64 labels [N], none of them negative, or ``classes`` or more; texts go by ``names``."""
     array = _array(name, label, values)
+    if names is not None and array.ndim == 1 and all(isinstance(one, str) for one in array.tolist()):
+        numbers, strange = numbered(array.tolist(), names)
+        if strange is not None:
+            raise DataError(
+                f"{name}: {label}[{strange}] is {array.tolist()[strange]!r}, and classes are {listed(names)}; mend the "
+                "value, or name it in classes."
+            )
+        return torch.from_numpy(numbers)
     if array.dtype.kind not in "biu":
         flat = array.ravel().tolist()
         wrong = next((at for at, one in enumerate(flat) if not isinstance(one, int | float) or one % 1), None)
         found = f"have dtype {array.dtype}" if wrong is None else f"hold {flat[wrong]!r} at [{wrong}]"
-        mend = "give integer labels, for instance np.unique(labels, return_inverse=True)[1]"
+        mend = "give integer labels, or texts and the names of all classes in their order, classes=['no', 'yes']"
         if array.dtype.kind == "f":
             whole = "targets.astype(np.int64)" if wrong is None else "whole numbers"
             mend = f"if they are numbers to predict, give kind='regression'; classes are integers, {whole}"
@@ -162,22 +172,6 @@ def count_classes(name: str, labels: Tensor) -> int:
     return max(len(present), 2)
 
 
-def number_clients(name: str, clients: Any, numbers: dict[Hashable, int]) -> Tensor:
-    """Client numbers by first appearance; ``numbers`` grows with ids not seen before."""
-    try:
-        ids = clients.tolist() if isinstance(clients, Tensor | np.ndarray) else list(clients)
-        absent = next((row for row, key in enumerate(ids) if key is None or key != key), None)
-        if absent is None:
-            return torch.tensor([numbers.setdefault(key, len(numbers)) for key in ids], dtype=torch.int64)
-    except TypeError:
-        raise DataError(
-            f"{name}: clients must be one id for each row, each hashable (number, string, tuple); turn them into such."
-        ) from None
-    raise DataError(
-        f"{name}: clients[{absent}] is {ids[absent]}; give every row an id, or leave clients out and give a partition."
-    )
-
-
 def check_values(label: str, values: Tensor, vocabulary: int | None = None, rows: Tensor | None = None) -> None:
     """Refuse ``values`` [N, ...] that are not finite, or token ids outside the vocabulary.
 
@@ -198,6 +192,24 @@ def check_values(label: str, values: Tensor, vocabulary: int | None = None, rows
             f"{label}{index} is {value}; "
             "replace missing values by a fixed public value (and an indicator column) first."
         )
+
+
+def check_exact(label: str, values: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> None:
+    """Refuse whole ``values`` [*rows.shape, ...] that float32 may not hold as they are.
+
+    Raises:
+        DataError: with the place in the user's array, of which ``values`` are the rows ``rows``.
+    """
+    if values.dtype.kind not in "iu" or values.dtype.itemsize <= 2 or not values.size:
+        return
+    if int(values.max()) <= _LARGEST_EXACT and int(values.min()) >= -_LARGEST_EXACT:
+        return
+    place = np.argwhere((values > _LARGEST_EXACT) | (values < -_LARGEST_EXACT))[0].tolist()
+    index = [int(rows[tuple(place[: rows.ndim])]), *place[rows.ndim :]]
+    raise DataError(
+        f"{label}{index} is {values[tuple(place)]}, and float32 holds every whole number up to {_LARGEST_EXACT} only; "
+        "divide by a public factor first, in floats."
+    )
 
 
 def check_range(label: str, values: Tensor, bound: int, bound_name: str, rows: Tensor | None = None) -> None:

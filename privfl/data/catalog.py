@@ -67,7 +67,9 @@ def load_dataset(name: str = "digits", *, seed: int = 0, **chosen: Any) -> Datas
     for key in chosen:
         if key not in valid:
             raise unknown(f"option of {entry.name}", key, valid or ["(none)"])
-    return _loader(entry)(entry, _locate(entry), seed=seed, **chosen)
+    dataset = _loader(entry)(entry, _locate(entry), seed=seed, **chosen)
+    object.__setattr__(dataset, "published", True)  # a copy would have all its values checked once more
+    return dataset
 
 
 def fetch(name: str) -> list[Path]:

@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.data.arrays import SEVERAL, are_several, are_tokens, as_numbers, check_values, number_clients
+from privfl.data.arrays import SEVERAL, are_several, are_tokens, as_numbers, check_values
+from privfl.data.class_names import Classes, check_names
+from privfl.data.client_ids import client_name, number_clients
 from privfl.data.eight_bit import eight_bit_rows, stay_eight_bit
 from privfl.data.holdout import stratified_holdout
 from privfl.data.mapped import MappedRows, Rows, is_mapped, read
 from privfl.data.normalised import NORMALISED
 from privfl.data.targets import TaskKind, as_targets, check_targets, counted, following, strata, width
 from privfl.errors import ConfigError, DataError
-from privfl.validation import Settings, check_number, checked
+from privfl.validation import Settings, check_bound, check_number, checked
 
 MOST_CLASSES = 10**7
 """Counts of labels are arrays of this length."""
@@ -44,9 +46,12 @@ class Dataset(Settings):
         client_names: one name per client number, or None.
         class_names: one name per class, or None.
         vocabulary: for token inputs, the number of token ids; ids lie in 0..vocabulary-1.
-        read_off: what nobody said and the rows had to tell, of ``"classes"`` and ``"test rows"``: no claim covers that.
+        read_off: what nobody said and the rows had to tell, by the names that :mod:`privfl.federation.read_off` puts in
+            words, ``"classes"`` and ``"test rows"`` say: no claim covers that.
         kind: what is predicted; nothing is inferred from the targets.
         unscaled: whether inputs were unsigned 8-bit numbers, as pixels are, and entered without a factor.
+        published: whether everybody may know the rows, as those of the catalog's datasets: then who gets which of them
+            is known too, and is not read off anything.
 
     Raises:
         DataError: an array is empty, of the wrong type or length, not finite, or out of range.
@@ -66,6 +71,7 @@ class Dataset(Settings):
     read_off: tuple[str, ...] = ()
     kind: TaskKind = "classification"
     unscaled: bool = False
+    published: bool = False
 
     def __post_init__(self) -> None:
         least = 1 if self.kind == "regression" else 2
@@ -163,7 +169,7 @@ class Dataset(Settings):
         test: tuple[Any, ...] | None = None,
         test_fraction: float = 0.2,
         kind: TaskKind = "classification",
-        classes: int | None = None,
+        classes: Classes = None,
         vocabulary: int | None = None,
         padding: int | None = None,
         scale: float = 1.0,
@@ -185,15 +191,17 @@ class Dataset(Settings):
 
         Args:
             inputs: [N, ...].
-            targets: integer labels [N], 0..classes-1; for other kinds numbers [N] or [N, values], columns of 0 and 1
-                [N, labels], or token ids [N, L]. For next-token ``None`` makes both from the inputs, token ids
-                [N, L + 1]: at each of L positions the token that follows is predicted.
-            clients: N client ids of any hashable kind (strings, tuples, integers), numbered by first appearance.
+            targets: integer labels [N], 0..classes-1, or texts [N] of the names that ``classes`` lists; for other kinds
+                numbers [N] or [N, values], columns of 0 and 1 [N, labels], or token ids [N, L]. For next-token ``None``
+                makes both from the inputs, token ids [N, L + 1]: at each of L positions the token that follows is
+                predicted.
+            clients: N client ids of any hashable kind (strings, tuples, integers), numbered in the order of the sorted
+                set of them; so no row decides another client's number.
             test: held-out ``(inputs, targets)`` or ``(inputs, targets, clients)``. If None, ``test_fraction`` of the
                 rows are held out, stratified by class (and inside each client where ``clients`` are given).
             kind: what is predicted. Nothing is inferred: floating targets of a classification are refused.
-            classes: number of classes; by default the largest label + 1, if every class up to it has a row. A number
-                read off the data is itself a release.
+            classes: number of classes, or the list of their names, by which texts are numbered; by default the largest
+                label + 1, if every class up to it has a row. A number read off the data is itself a release.
             vocabulary: number of token ids, for inputs that are tokens.
             padding: token id behind the end of a sequence, which is never to be predicted; for targets that are None.
             scale: public factor of all inputs but token ids, for instance 1/255 for 8-bit images.
@@ -202,20 +210,26 @@ class Dataset(Settings):
         Raises:
             DataError: arrays that cannot be used, each with the mend; a bad value is named by its index in the arrays
                 as they were given.
-            ConfigError: ``test_fraction`` outside (0, 1), ``scale`` not positive and finite, or ``name`` one of the
-                catalog's datasets of images, by whose constants attacks would read these inputs.
+            ConfigError: ``test_fraction`` outside (0, 1), ``scale`` not positive or too far from 1 for float32,
+                ``classes`` that name one twice, or ``name`` one of the catalog's datasets of images, by whose constants
+                attacks would read these inputs.
 
         >>> data = Dataset.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], clients=["a", "b", "a", "b"])
         >>> data
         Dataset(arrays: 2 training and 2 test rows of float32 (1,), 2 classes, 2 natural clients)
         """
         check_number("scale", scale, 0, above=True)
+        check_bound("scale", scale)
+        names = classes if isinstance(classes, tuple) else None
+        count = len(classes) if isinstance(classes, tuple) else classes
+        if names is not None:
+            check_names("classes", names)
         if name in NORMALISED:
             raise ConfigError(
                 f"name is '{name}', a dataset of the catalog by whose constants attacks would read these inputs; give "
                 "data of your own another name"
             )
-        raw, y = _arrays(name, "", inputs, targets, kind, classes, padding)
+        raw, y = _arrays(name, "", inputs, targets, kind, count, names, padding)
         numbers: dict[Hashable, int] = {}
         owner = None if clients is None else number_clients(name, clients, numbers)
         for label, length in (("targets", len(y)), ("clients", len(raw) if owner is None else len(owner))):
@@ -234,16 +248,17 @@ class Dataset(Settings):
                     f"{name}: no client has two rows, so nothing can be held out; pass test=(inputs, targets)."
                 )
             kept, held = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
-            test_x, y, test_y = read(raw, held.numpy(), tokens, scale), y[kept], y[held]
+            test_x, y, test_y = read(raw, held.numpy(), tokens, scale, f"{name}: inputs"), y[kept], y[held]
             owner, test_owner = (None, None) if owner is None else (owner[kept], owner[held])
         else:
             if len(test) not in (2, 3):
                 raise DataError(
                     f"{name}: test has {len(test)} parts; give (inputs, targets) or (inputs, targets, clients)."
                 )
-            raw_test, test_y = _arrays(name, "test ", test[0], test[1], kind, classes, padding)
+            raw_test, test_y = _arrays(name, "test ", test[0], test[1], kind, count, names, padding)
             held = torch.arange(len(raw_test))
-            test_x = read(raw_test, held.numpy(), are_tokens(name, "test inputs", raw_test, vocabulary), scale)
+            test_tokens = are_tokens(name, "test inputs", raw_test, vocabulary)
+            test_x = read(raw_test, held.numpy(), test_tokens, scale, f"{name}: test inputs")
             test_owner = number_clients(name, test[2], numbers) if len(test) == 3 else None
         x: Rows
         if is_mapped(raw):
@@ -251,7 +266,7 @@ class Dataset(Settings):
         elif not tokens and stay_eight_bit(raw, scale):
             x = eight_bit_rows(raw, None if test is not None else kept, scale)
         else:
-            x = read(raw, kept.numpy(), tokens, scale)
+            x = read(raw, kept.numpy(), tokens, scale, f"{name}: inputs")
         if isinstance(x, Tensor):
             check_values(f"{name}: inputs", x, vocabulary, kept)
         check_values(f"{name}: inputs" if test is None else f"{name}: test inputs", test_x, vocabulary, held)
@@ -261,10 +276,11 @@ class Dataset(Settings):
             targets=y,
             test_inputs=test_x,
             test_targets=test_y,
-            classes=width(name, torch.cat([y, test_y]) if kind == "classification" else y, kind, classes, vocabulary),
+            classes=width(name, torch.cat([y, test_y]) if kind == "classification" else y, kind, count, vocabulary),
             clients=owner,
             test_clients=test_owner,
-            client_names=tuple(str(key) for key in numbers) if numbers else None,
+            client_names=tuple(map(client_name, numbers)) if numbers else None,
+            class_names=names,
             vocabulary=vocabulary,
             read_off=(
                 *(["classes"] if classes is None and kind == "classification" else []),
@@ -276,7 +292,14 @@ class Dataset(Settings):
 
 
 def _arrays(
-    name: str, part: str, inputs: Any, targets: Any, kind: TaskKind, classes: int | None, padding: int | None
+    name: str,
+    part: str,
+    inputs: Any,
+    targets: Any,
+    kind: TaskKind,
+    classes: int | None,
+    names: tuple[str, ...] | None,
+    padding: int | None,
 ) -> tuple[NDArray[Any], Tensor]:
     """The ``inputs`` as an array of numbers, and the ``targets`` of this ``kind`` of task."""
     raw = as_numbers(name, f"{part}inputs", inputs)
@@ -287,7 +310,7 @@ def _arrays(
             f"{name}: padding is {padding}, which says what next-token leaves out of targets that it makes itself; "
             "leave it out."
         )
-    return raw, as_targets(name, f"{part}targets", targets, kind, classes)
+    return raw, as_targets(name, f"{part}targets", targets, kind, classes, names)
 
 
 def _kind(array: Rows) -> str:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfl.data.arrays import check_values
+from privfl.data.arrays import check_exact, check_values
 from privfl.data.eight_bit import EightBitRows
 
 _PIECE = 1 << 19
@@ -64,7 +64,7 @@ class MappedRows:
         """A new tensor [*rows.shape, ...] on ``device`` of ``rows``, an int64 tensor [...] (not a number) or a slice.
 
         Raises:
-            DataError: a value is not finite, or a token id outside the vocabulary.
+            DataError: a value is not finite or no float32, or a token id outside the vocabulary.
         """
         where = self.index[rows if isinstance(rows, slice) else rows.cpu().numpy()]
         values = read(self.array, where, self.vocabulary is not None, self.scale)
@@ -92,16 +92,24 @@ def is_mapped(values: object) -> bool:
     return isinstance(values, mmap.mmap)
 
 
-def read(array: NDArray[Any], rows: NDArray[np.int64], tokens: bool, scale: float = 1.0) -> Tensor:
+def read(
+    array: NDArray[Any], rows: NDArray[np.int64], tokens: bool, scale: float = 1.0, label: str = "inputs"
+) -> Tensor:
     """A new tensor ``[*rows.shape, ...]`` of these rows of ``array``: int64 for ``tokens``, else float32 × ``scale``.
 
     Many rows are read piece by piece, so nothing of their size but the tensor is allocated.
+
+    Raises:
+        DataError: a whole number is larger than float32 holds all of; ``label`` is what the user calls the array.
     """
     kind = np.dtype(np.int64 if tokens else np.float32)
     if rows.ndim == 1 and len(rows) > (most := max(1, _PIECE // max(1, math.prod(array.shape[1:])))):
         values = torch.empty((len(rows), *array.shape[1:]), dtype=torch.int64 if tokens else torch.float32)
         for start in range(0, len(rows), most):
-            values[start : start + most] = read(array, rows[start : start + most], tokens, scale)
+            values[start : start + most] = read(array, rows[start : start + most], tokens, scale, label)
         return values
-    values = torch.from_numpy(np.ascontiguousarray(array[rows], dtype=kind))
+    taken = array[rows]
+    if not tokens:
+        check_exact(label, taken, rows)
+    values = torch.from_numpy(np.ascontiguousarray(taken, dtype=kind))
     return values if tokens or scale == 1 else values.mul_(scale)

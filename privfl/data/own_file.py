@@ -13,23 +13,27 @@ kind = "regression"        # what is predicted, if it is no class: "multi-label"
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from privfl.data.class_names import Classes, check_names, listed, numbered
 from privfl.data.dataset import Dataset
 from privfl.data.normalised import NORMALISED
 from privfl.data.targets import TaskKind
 from privfl.errors import ConfigError, DataError
 from privfl.files import UNREADABLE
-from privfl.validation import Settings, check_number
+from privfl.validation import Settings, check_bound, check_number
 
 KINDS = (".npz", ".csv", ".parquet")
 Columns = Mapping[str, Sequence[Any]]
+_LARGEST = 2**53
+"""A table's cells are read as 64-bit floats, which hold every whole number up to this one."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,13 @@ class Arrays(Settings):
     Args:
         file: ``.npz``, ``.csv`` (with names in its first line) or ``.parquet``.
         target: column of the labels, or several for multi-label and regression; classes that are texts are numbered in
-            the order of the alphabet, which is then public. A table for next-token has none.
+            the order of ``classes``, or else of the alphabet. A table for next-token has none.
         client: column that says whose each row is; without it a partition deals the rows out.
         leave_out: columns that are no features.
         test_fraction: share of the rows that is held out, in (0, 1), where the file brings no test rows.
         scale: public factor of all inputs, for instance 1/255 for 8-bit images.
-        classes: number of classes; by default read off the labels, which is itself a release.
+        classes: number of classes, or the list of all their names, by which labels that are texts are numbered; by
+            default read off the labels, which is itself a release.
         vocabulary: for inputs that are token ids, how many there are.
         kind: what is predicted, see :data:`privfl.data.targets.TaskKind`. For next-token every row is a sequence of
             token ids, and an archive may leave targets out: then each token is predicted from those before it.
@@ -57,7 +62,7 @@ class Arrays(Settings):
     leave_out: tuple[str, ...] = ()
     test_fraction: float = 0.2
     scale: float = 1.0
-    classes: int | None = None
+    classes: Classes = None
     vocabulary: int | None = None
     kind: TaskKind = "classification"
     padding: int | None = None
@@ -67,6 +72,9 @@ class Arrays(Settings):
             raise ConfigError(f"arrays.file is '{self.file}'; give a file that ends in {', '.join(KINDS)}")
         check_number("arrays.test_fraction", self.test_fraction, 0, 1, above=True, below=True)
         check_number("arrays.scale", self.scale, 0, above=True)
+        check_bound("arrays.scale", self.scale)
+        if isinstance(self.classes, tuple):
+            check_names("arrays.classes", self.classes)
         if self.kind in ("classification", "next-token") and not isinstance(self.target, str):
             raise ConfigError(
                 f"arrays.target is {list(self.target)}, and {self.kind} has one target; name one column, or set "
@@ -90,8 +98,11 @@ class Arrays(Settings):
             name: getattr(self, name) for name in ("classes", "vocabulary", "scale", "kind", "padding")
         }
         given = self._archive(path) if path.suffix == ".npz" else self._table(path)
+        texts = isinstance(given["targets"], _Ranked)
+        given["targets"] = given["targets"].numbers if texts else given["targets"]
         name = path.name if path.stem in NORMALISED else path.stem  # a file mnist.npz is not the catalog's mnist
-        return Dataset.from_arrays(**given, **options, test_fraction=self.test_fraction, seed=seed, name=name)
+        made = Dataset.from_arrays(**given, **options, test_fraction=self.test_fraction, seed=seed, name=name)
+        return replace(made, read_off=(*made.read_off, "class names")) if texts else made
 
     def _archive(self, path: Path) -> dict[str, Any]:
         try:
@@ -125,19 +136,19 @@ class Arrays(Settings):
         others = [name for name in columns if name not in (*targets, self.client, *self.leave_out)]
         if not others:
             raise DataError(f"{path} has no column left for features; it has {_listed(columns)}")
-        inputs = np.stack([_numbers(path, name, columns[name]) for name in others], axis=1)
+        read = _numbers if self.vocabulary is None else _whole
         return {
-            "inputs": inputs.astype(np.int64) if self.vocabulary is not None else inputs,
+            "inputs": np.stack([read(path, name, columns[name]) for name in others], axis=1),
             "targets": self._targets(path, columns, targets),
             "clients": None if self.client is None else _clients(path, self.client, columns[self.client]),
         }
 
-    def _targets(self, path: Path, columns: Columns, names: Sequence[str]) -> NDArray[Any] | None:
+    def _targets(self, path: Path, columns: Columns, names: Sequence[str]) -> NDArray[Any] | _Ranked | None:
         """What the rows of a table are to be predicted as; nothing for next-token, which predicts its inputs."""
         if self.kind == "next-token":
             return None
         if self.kind == "classification":
-            return _labels(path, names[0], columns[names[0]])
+            return _labels(path, names[0], columns[names[0]], self.classes)
         return np.stack([_numbers(path, name, columns[name]) for name in names], axis=1)
 
 
@@ -209,20 +220,49 @@ def _line(path: Path, place: int) -> str:
     return f" (line {ends[place + 1]})"
 
 
-def _labels(path: Path, name: str, values: Sequence[Any]) -> NDArray[np.int64]:
-    """Class numbers: as they stand if they are whole numbers, otherwise the rank of each text."""
+@dataclass(frozen=True)
+class _Ranked:
+    """Labels numbered by the rank of their texts among those that occur, so that one row more may renumber the rest."""
+
+    numbers: NDArray[np.int64]
+
+
+def _labels(path: Path, name: str, values: Sequence[Any], classes: Classes) -> NDArray[np.int64] | _Ranked:
+    """Class numbers: by the names of ``classes``, as they stand if they are whole numbers, else texts' ranks."""
     if (place := _gap(values)) is not None:
         raise DataError(f"{path}: the column '{name}' is empty in its row {place + 1}; every row needs a label")
-    if all(_is_number(value) for value in values):
-        numbers = np.array([float(value) for value in values])
-        if (numbers % 1).any():
+    if isinstance(classes, tuple):
+        found, strange = numbered(values, classes)
+        if strange is not None:
             raise DataError(
-                f"{path}: the column '{name}' holds {numbers[numbers % 1 != 0][0]:g}; give whole class "
-                'numbers, or set arrays.kind = "regression" if they are numbers to predict'
+                f"{path}: the column '{name}' holds {values[strange]!r} in its row {strange + 1}, and arrays.classes "
+                f"are {listed(classes)}; mend the value, or name it there"
             )
-        return numbers.astype(np.int64)
-    classes = {label: place for place, label in enumerate(sorted({str(value) for value in values}))}
-    return np.array([classes[str(value)] for value in values], dtype=np.int64)
+        return found
+    numbers = [_is_number(value) for value in values]
+    if all(numbers):
+        return _whole(path, name, values, "class numbers")
+    if any(numbers):
+        texts, number = values[numbers.index(False)], values[numbers.index(True)]
+        raise DataError(
+            f"{path}: the column '{name}' holds numbers and texts, {number!r} in its row {numbers.index(True) + 1} and "
+            f"{texts!r} in its row {numbers.index(False) + 1}; mend them, or list all classes in arrays.classes"
+        )
+    ranks = {label: place for place, label in enumerate(sorted({str(value) for value in values}))}
+    return _Ranked(np.array([ranks[str(value)] for value in values], dtype=np.int64))
+
+
+def _whole(path: Path, name: str, values: Sequence[Any], what: str = "token ids") -> NDArray[np.int64]:
+    """``values`` as whole numbers; one that is none is named as it stands."""
+    for place, value in enumerate(values):
+        number = float(value) if _is_number(value) else math.nan
+        if not abs(number) <= _LARGEST or number % 1:
+            mend = 'set arrays.kind = "regression" if they are numbers to predict'
+            mend = "name the column in arrays.leave_out" if what == "token ids" else mend
+            raise DataError(
+                f"{path}: the column '{name}' holds {value} in its row {place + 1}; give whole {what}, or {mend}"
+            )
+    return np.array([float(value) for value in values]).astype(np.int64)
 
 
 def _is_number(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -39,14 +40,18 @@ def counted(kind: TaskKind, outputs: int) -> str:
     return f"{outputs} {_OUTPUTS[kind].removesuffix('s') if outputs == 1 else _OUTPUTS[kind]}"
 
 
-def as_targets(name: str, label: str, values: Any, kind: TaskKind, classes: int | None) -> Tensor:
-    """A user's ``values`` as targets of a task of this ``kind``; ``classes`` is how many there are, if that is known.
+def as_targets(
+    name: str, label: str, values: Any, kind: TaskKind, classes: int | None, names: Sequence[str] | None = None
+) -> Tensor:
+    """A user's ``values`` as targets of a task of this ``kind``.
+
+    ``classes`` is how many there are, if that is known, and ``names`` what they are called.
 
     Raises:
         DataError: they are none, with the mend; a bad value is named by its place.
     """
     if kind == "classification":
-        return as_labels(name, label, values, classes)
+        return as_labels(name, label, values, classes, names)
     array = as_numbers(name, label, values)
     where = f"{name}: {label}"
     if kind == "next-token":

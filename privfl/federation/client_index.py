@@ -37,7 +37,17 @@ class ClientIndex:
 
     @classmethod
     def allowing_empty(cls, parts: Sequence[NDArray[np.int64]]) -> ClientIndex:
-        """From one array of row numbers per client, which may be empty: what clients test on."""
+        """From one array of row numbers per client, which may be empty: what clients test on.
+
+        Raises:
+            DataError: a client's are no whole numbers, as those of a mask are not.
+        """
+        for client, part in enumerate(parts):
+            if len(part) and np.asarray(part).dtype.kind not in "iu":
+                found = np.asarray(part).dtype
+                raise DataError(
+                    f"the rows of client {client} are {found}; give their numbers, np.flatnonzero(mask) say"
+                )
         sizes = np.array([len(part) for part in parts], dtype=np.int64)
         rows = torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]))
         return cls(rows, np.concatenate([[0], sizes.cumsum()]).astype(np.int64))

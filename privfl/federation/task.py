@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from privfl.data.catalog import load_dataset
+from privfl.data.class_names import Classes
 from privfl.data.dataset import Dataset
 from privfl.data.label_noise import Flipped, LabelNoise
 from privfl.data.local_tests import LocalTests
 from privfl.data.mapped import Rows
-from privfl.data.partitions import Natural, Partition, PartitionReport, describe
+from privfl.data.partitions import Natural, Partition, PartitionReport, check_parts, describe
 from privfl.data.targets import TaskKind, counted, strata
 from privfl.errors import ConfigError
 from privfl.federation.client_index import ClientIndex
@@ -30,6 +31,7 @@ from privfl.federation.fit import ModelFactory, check_fit, check_writes, model_f
 from privfl.federation.kinds import KINDS, Headline, output_shape, random_targets
 from privfl.federation.losses import check_kind, cross_entropy, named_loss
 from privfl.federation.own_metrics import Metric, check_metrics, random_rows
+from privfl.federation.read_off import dealt_by_rows, held_back
 from privfl.federation.recipe import Recipe, content_hash
 from privfl.models import NamedModel, OwnModel
 from privfl.privacy.loss import Loss
@@ -45,7 +47,8 @@ class Task(Settings):
     ``inputs[rows]`` are the inputs [B, ...] of the rows ``rows`` [B] and ``targets[rows]`` what the ``kind`` of task
     has (:data:`privfl.data.targets.TaskKind`): all there is to reading a batch, also where ``inputs`` lie in a memory
     map. ``classes`` is how many outputs a model has for each prediction; ``metrics`` are of one's own;
-    ``unscaled`` inputs were 8-bit and got no factor.
+    ``unscaled`` inputs were 8-bit and got no factor; ``read_off`` is what the rows themselves decided of how they are
+    dealt with, nothing if they are ``published``.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Task(Settings):
     kind: TaskKind = "classification"
     metrics: tuple[Metric, ...] = ()
     unscaled: bool = False
+    published: bool = False
     flipped: Flipped | None = field(default=None, repr=False, compare=False)
     """What label noise did, which is undone on the rows that clients hold back for testing; ``None``: nothing."""
     recipe: Recipe | None = field(default=None, init=False, repr=False, compare=False)
@@ -103,7 +107,7 @@ class Task(Settings):
         labels = strata(dataset.targets, kind)
         classes = dataset.classes if kind == "classification" else 1
         owners = None if dataset.clients is None else dataset.clients.numpy()
-        parts = partition.split(labels, classes, numpy_stream(seed, "partition"), owners)
+        parts = check_parts(partition.split(labels, classes, numpy_stream(seed, "partition"), owners), partition)
         profiles = partition.profiles(classes, numpy_stream(seed, "partition"))
         report = describe(parts, labels, classes, profiles)
         targets = dataset.targets.numpy()
@@ -125,10 +129,11 @@ class Task(Settings):
             loss=loss,
             report=report,
             vocabulary=dataset.vocabulary,
-            read_off=dataset.read_off,
+            read_off=(*dataset.read_off, *(() if dataset.published else dealt_by_rows(partition, label_noise))),
             kind=kind,
             metrics=metrics,
             unscaled=dataset.unscaled,
+            published=dataset.published,
             flipped=flipped,
         )
         if loss is not cross_entropy or not isinstance(factory, NamedModel):
@@ -148,7 +153,7 @@ class Task(Settings):
         test_fraction: float = 0.2,
         scale: float = 1.0,
         kind: TaskKind = "classification",
-        classes: int | None = None,
+        classes: Classes = None,
         vocabulary: int | None = None,
         padding: int | None = None,
         partition: Partition | None = None,
@@ -160,11 +165,11 @@ class Task(Settings):
     ) -> Task:
         """A task from a user's own NumPy or torch arrays.
 
-        ``inputs`` [N, ...] and ``targets`` [N] of class numbers, of which there are ``classes``, or what another
-        ``kind`` has: numbers [N] or [N, values], columns of 0 and 1 [N, labels], token ids. The kind, which decides
-        default ``loss`` and metrics, is never inferred. ``clients`` [N] names the owner of every row, or ``partition``
-        divides the rows. Without ``test``, ``test_fraction`` of the rows are held out. ``scale`` is a public factor of
-        all inputs, for instance 1/255 for 8-bit images; ``vocabulary`` is the number of token ids.
+        ``inputs`` [N, ...] and ``targets`` [N] of class numbers, of which there are ``classes``, or of texts that these
+        list; or what another ``kind`` has: numbers [N] or [N, values], columns of 0 and 1 [N, labels], token ids. The
+        kind, which decides default ``loss`` and metrics, is never inferred. ``clients`` [N] names the owner of every
+        row, or ``partition`` divides the rows. Without ``test``, ``test_fraction`` of the rows are held out. ``scale``
+        is a public factor of all inputs, say 1/255 for 8-bit images; ``vocabulary`` is the number of token ids.
 
         Inputs in a memory map (``np.memmap``, ``np.load(…, mmap_mode="r")``) may be larger than memory: nothing is
         copied but the held-out rows, and training is the same bit by bit. See :meth:`Dataset.from_arrays`, which says
@@ -225,11 +230,18 @@ class Task(Settings):
         train, test, validation = tests.split(parts, strata(self.targets, self.kind), seed)
         held = ClientIndex.allowing_empty(test)
         validations = ClientIndex.allowing_empty(validation) if tests.validation else None
-        task = replace(self, clients=ClientIndex.of(train), local_tests=held, local_validations=validations)
+        union = tests.global_test == "union"
+        read_off = held_back(self.read_off, published=self.published, union=union)
+        index: dict[str, Any] = {
+            "clients": ClientIndex.of(train),
+            "local_tests": held,
+            "local_validations": validations,
+        }
+        task = replace(self, **index, read_off=read_off)
         if self.flipped is not None:
             used = [index.rows for index in (task.clients, validations) if index is not None]
             task = replace(task, targets=self.flipped.undone(self.targets, held.rows, used), flipped=None)
-        if tests.global_test == "union":
+        if union:
             rows = torch.sort(held.rows).values
             task = replace(task, test_inputs=self.inputs[rows], test_targets=task.targets[rows])
         recipe = self.recipe

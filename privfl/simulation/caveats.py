@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from privfl.algorithms.base import Tensors
 from privfl.data.targets import counted
 from privfl.federation.cohorts import keeps_its_word
+from privfl.federation.read_off import READ_OFF_FILES, READ_OFF_ROWS, judged_by_clients
 from privfl.federation.task import Task
 from privfl.privacy.accounting.stated import stating_class
 from privfl.privacy.channel.channel import ChannelSpec
@@ -24,7 +25,7 @@ SECRET_DRAW = (
 ADAPTED = "The sampling rate follows from the size answers; the claim composes the rates that these answers led to."
 
 OWN_ROWS = (
-    "Local and personal metrics are measured on examples that clients hold back; no claim covers them, and publishing "
+    "{} metrics are measured on examples that clients hold back; no claim covers them, and publishing "
     "them is one more release."
 )
 OWN_MODELS = (
@@ -52,16 +53,8 @@ SERVER = {"active": "the server may lie, with", "semi-honest": "only if the serv
 AUTHORS = "The claims rest on parts that are not privfl's own, and on what their authors say of them: {}."
 
 
-PUBLIC = "Public, by assumption: {}, {}, inputs of shape {}, {} test examples, every setting{}."
+PUBLIC = "Public, by assumption: {}, {}, inputs of shape {}, {}every setting{}."
 READ_OFF = "Read off the data, and covered by no claim unless it is known anyway: {}."
-_SAID = {
-    "classes": "how many classes there are (say it: classes=)",
-    "test rows": "which examples are held out for tests (give test=)",
-}
-_SAID_OF_FILES = {
-    "classes": "how many classes there are (say it: arrays.classes)",
-    "test rows": "which examples are held out for tests (bring test_inputs and test_targets in a .npz file)",
-}
 
 
 def assumptions(task: Task, holders: Sequence[str] = ()) -> str:
@@ -72,9 +65,10 @@ def assumptions(task: Task, holders: Sequence[str] = ()) -> str:
     held = f", the arrays of {' and of '.join(holders)}" if holders else ""
     clients = len(task.clients)
     who = "who the one client is" if clients == 1 else f"who the {clients} clients are"
-    said = PUBLIC.format(counted(task.kind, task.classes), who, shape, len(task.test_targets), held)
+    tests = "" if judged_by_clients(task.read_off) else f"{len(task.test_targets)} test examples, "
+    said = PUBLIC.format(counted(task.kind, task.classes), who, shape, tests, held)
     from_file = task.recipe is not None and task.recipe.arrays is not None
-    read_off = [(_SAID_OF_FILES if from_file else _SAID)[name] for name in task.read_off]
+    read_off = [(READ_OFF_FILES if from_file else READ_OFF_ROWS)[name] for name in task.read_off]
     return f"{said} {READ_OFF.format(', '.join(read_off))}" if read_off else said
 
 
@@ -85,8 +79,11 @@ def caveats(plan: Plan, server: Tensors) -> list[str]:
         found.append(SHARED)
     if "rate" in server and plan.privacy.size is not None and plan.privacy.training is not None:
         found.append(ADAPTED)
-    if plan.task.local_tests is not None:
-        found.append(OWN_ROWS)
+    own = ["Test"] * judged_by_clients(plan.task.read_off)
+    own += ["local", "personal"] * (plan.task.local_tests is not None)
+    if own:
+        whose = " and ".join([", ".join(own[:-1]), own[-1]] if len(own) > 1 else own)
+        found.append(OWN_ROWS.format(whose[0].upper() + whose[1:]))
     covered = plan.privacy.training is not None and plan.channel.noise is None and not plan.algorithm.local_only
     if plan.algorithm.ensemble and not covered:
         found.append(OWN_MODELS)

@@ -24,6 +24,7 @@ from privfl.data.mapped import Rows
 from privfl.errors import ConfigError, DataError
 from privfl.experiment import Experiment
 from privfl.federation.client_index import ClientIndex
+from privfl.federation.read_off import validated
 from privfl.federation.task import Task
 from privfl.files import read_json
 from privfl.simulation.callbacks import Callback, Simulation
@@ -100,6 +101,7 @@ class Trial(Experiment):
             test_targets=whole.targets[held],
             local_tests=index if own else None,
             local_validations=None,
+            read_off=validated(whole.read_off),
             report=None,
         )
 

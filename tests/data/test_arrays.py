@@ -44,6 +44,20 @@ def test_a_number_that_float32_cannot_hold_is_not_finite():
         Dataset.from_arrays(altered(X.astype(np.float64), (7, 0), 1e300), Y)
 
 
+@pytest.mark.parametrize("value", [2**24 + 1, -(2**24) - 1, 2**40])
+def test_a_whole_number_that_float32_may_round_is_named_by_its_place(value):
+    images = np.zeros((40, 2, 3), np.int64)
+    with pytest.raises(
+        DataError, match=rf"arrays: inputs\[13, 1, 2\] is {value}, and float32 holds every whole number"
+    ):
+        Dataset.from_arrays(altered(images, (13, 1, 2), value), Y)
+    with pytest.raises(DataError, match=rf"arrays: test inputs\[13, 1, 2\] is {value}, and float32 holds"):
+        Dataset.from_arrays(images, Y, test=(altered(images, (13, 1, 2), value), Y))
+    kept = Dataset.from_arrays(images, Y, test=(altered(images, (13, 1, 2), 2**24), Y))
+    assert int(kept.test_inputs[13, 1, 2]) == 2**24
+    assert Dataset.from_arrays(images.astype(np.uint64) + 2**24, Y).inputs.min() == 2**24
+
+
 def test_a_memory_map_is_searched_as_its_rows_are_read(tmp_path):
     np.save(tmp_path / "x.npy", altered(X, (13, 2), np.nan))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
@@ -59,8 +73,8 @@ def test_a_memory_map_is_searched_as_its_rows_are_read(tmp_path):
         (Y + 0.5, r"targets hold 0.5 at \[0\]; .* kind='regression'; classes are integers, whole numbers"),
         (altered(Y.astype(float), 6, np.nan), r"targets hold nan at \[6\]; .* kind='regression'"),
         (Y.astype(float), r"targets have dtype float64; .* kind='regression'; classes are .*astype\(np.int64\)"),
-        ([*"abcd" * 10], r"targets hold 'a' at \[0\]; give integer labels, for instance np.unique"),
-        ([0, None] * 20, r"targets hold None at \[1\]; give integer labels, for instance np.unique"),
+        ([*"abcd" * 10], r"targets hold 'a' at \[0\]; give integer labels, or texts and the names of all classes"),
+        ([0, None] * 20, r"targets hold None at \[1\]; give integer labels, or texts and the names of all classes"),
         (Y[:, None].repeat(2, 1), r"shape \(40, 2\); kind says what several columns are"),
     ],
 )

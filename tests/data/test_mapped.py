@@ -140,10 +140,19 @@ def test_maps_of_the_wrong_shape_are_refused_in_one_sentence(tmp_path, array, la
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), "half"])
-def test_a_scale_that_is_not_positive_and_finite_is_refused(scale):
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), "half", 1e-60, 1e60])
+def test_a_scale_that_is_not_positive_or_leaves_nothing_of_the_inputs_is_refused(scale):
     with pytest.raises(ConfigError, match="scale is"):
         Dataset.from_arrays(np.zeros((60, 2)), LABELS, scale=scale)
+
+
+def test_whole_numbers_in_a_map_that_float32_rounds_are_refused_as_they_are_read(tmp_path):
+    array = np.zeros((60, 2, 3), np.int64)
+    array[40, 1, 2] = 2**24 + 1
+    rows = Dataset.from_arrays(saved(tmp_path, array), LABELS, test=(array[:3], LABELS[:3])).inputs
+    assert rows[:40].count_nonzero() == 0
+    with pytest.raises(DataError, match=r"inputs\[40, 1, 2\] is 16777217, and float32 holds every whole number up to"):
+        rows[torch.tensor([[1, 2], [3, 40]])]
 
 
 def test_an_array_that_merely_came_from_a_map_lies_in_memory(tmp_path):

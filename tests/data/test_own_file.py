@@ -7,6 +7,8 @@ import pytest
 
 from privfl.data.own_file import Arrays
 from privfl.errors import ConfigError, DataError
+from privfl.experiment import Experiment
+from privfl.simulation.caveats import assumptions
 from tests.damaged_archives import DAMAGES
 
 TABLE = "record,hospital,age,dose,died\n" + "".join(
@@ -57,7 +59,7 @@ def test_a_column_that_is_not_there_or_no_number_is_one_sentence(table, settings
         ("a,a\n1,0\n", "names two columns alike"),
         ("a,died\n", "holds no rows"),
         ("a,died\n1,\n", "column 'died' is empty in its row 1"),
-        ("a,died\n1,0.5\n", r"holds 0\.5; give whole class numbers"),
+        ("a,died\n1,0.5\n", r"holds 0\.5 in its row 1; give whole class numbers"),
     ],
 )
 def test_a_damaged_csv_is_one_sentence(tmp_path, content, sentence):
@@ -105,6 +107,83 @@ def test_a_file_named_like_a_dataset_of_the_catalog_is_not_taken_for_it(tmp_path
         np.savez(tmp_path / f"{name}.npz", inputs=np.zeros((20, 3), np.float32), targets=np.arange(20) % 2)
     assert Arrays(str(tmp_path / "mnist.npz")).dataset(0).name == "mnist.npz"
     assert Arrays(str(tmp_path / "own.npz")).dataset(0).name == "own"
+
+
+def with_labels(path, labels, **settings):
+    path.write_text("a,dx\n" + "".join(f"{row}.5,{label}\n" for row, label in enumerate(labels)), encoding="utf-8")
+    return Arrays(str(path), target="dx", **settings).dataset(0)
+
+
+def labels_by_row(data):
+    rows = [*data.inputs[:, 0].tolist(), *data.test_inputs[:, 0].tolist()]
+    return dict(zip(rows, [*data.targets.tolist(), *data.test_targets.tolist()], strict=True))
+
+
+def test_texts_are_numbered_by_the_list_of_classes_whichever_of_them_occur(tmp_path):
+    labels = ["b", "c"] * 10
+    with_a, without = (with_labels(tmp_path / "t.csv", labels + more, classes=("a", "b", "c")) for more in (["a"], []))
+    rest = labels_by_row(with_a)
+    assert rest.pop(20.5) == 0
+    assert rest == labels_by_row(without) == {row + 0.5: 1 + row % 2 for row in range(20)}
+    assert with_a.class_names == without.class_names == ("a", "b", "c")
+    assert with_a.read_off == ("test rows",)
+    with pytest.raises(
+        DataError, match=r"'dx' holds 'a' in its row 21, and arrays\.classes are 'b', 'c'; mend the value"
+    ):
+        with_labels(tmp_path / "t.csv", [*labels, "a"], classes=("b", "c"))
+
+
+@pytest.mark.parametrize(("classes", "named"), [(3, ()), (None, ("classes",))])
+def test_texts_that_are_ranked_among_themselves_are_read_off_the_data(tmp_path, classes, named):
+    data = with_labels(tmp_path / "t.csv", ["b", "c"] * 10, classes=classes)
+    assert data.read_off == (*named, "test rows", "class names")
+    numbers = with_labels(tmp_path / "t.csv", [0, 1] * 10, classes=classes)
+    assert numbers.read_off == (*named, "test rows")
+
+
+@pytest.mark.parametrize(
+    ("cell", "sentence"),
+    [
+        (
+            "unknown",
+            r"holds numbers and texts, '0' in its row 1 and 'unknown' in its row 21; .*list all classes in arrays",
+        ),
+        ("1e30", r"holds 1e30 in its row 21; give whole class numbers, or set arrays\.kind"),
+        ("nan", r"holds nan in its row 21; give whole class numbers"),
+        ("-inf", r"holds -inf in its row 21; give whole class numbers"),
+    ],
+)
+def test_a_label_that_is_no_class_number_is_named_as_it_stands(tmp_path, cell, sentence):
+    with pytest.raises(DataError, match=sentence):
+        with_labels(tmp_path / "t.csv", [*[0, 1] * 10, cell], classes=2)
+
+
+@pytest.mark.parametrize("cell", ["1.5", "nan", "1e30", "x"])
+def test_a_token_id_that_is_no_whole_number_is_named_as_it_stands(tmp_path, cell):
+    path = tmp_path / "tokens.csv"
+    path.write_text("t0,t1\n1,2\n" + f"{cell},2\n" * 3, encoding="utf-8")
+    with pytest.raises(
+        DataError, match=rf"'t0' holds {cell} in its row 2; give whole token ids, or name the column in"
+    ):
+        Arrays(str(path), kind="next-token", vocabulary=5).dataset(0)
+
+
+def test_names_and_a_factor_that_cannot_be_are_refused_before_anything_is_read():
+    with pytest.raises(ConfigError, match=r"arrays\.classes names 'a' twice"):
+        Arrays("t.csv", classes=("a", "a"))
+    with pytest.raises(ConfigError, match=r"arrays\.scale is 1e-60; give a number between 1e-25 and 1e\+25"):
+        Arrays("t.csv", scale=1e-60)
+
+
+def test_an_experiment_file_lists_the_names_of_classes(table, tmp_path):
+    settings = {"file": str(table), "target": "died", "client": "hospital", "leave_out": ["record"]}
+    experiment = Experiment.from_dict({"arrays": settings | {"classes": ["yes", "no"]}})
+    (tmp_path / "e.toml").write_text(experiment.to_toml(), encoding="utf-8")
+    assert Experiment.from_toml(tmp_path / "e.toml") == experiment
+    assert experiment.task().read_off == ("test rows",)
+    ranked = Experiment.from_dict({"arrays": settings | {"classes": 2}}).task()
+    said = "which number each class has (list their names: arrays.classes = […])"
+    assert said in assumptions(ranked)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

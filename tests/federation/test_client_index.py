@@ -25,6 +25,15 @@ def test_a_client_without_rows_is_refused_but_may_have_none_to_test_on():
     assert ClientIndex.allowing_empty(parts).sizes.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("part", [np.array([True, False]), np.array([1.0]), [0.5]])
+def test_masks_and_fractions_are_no_row_numbers(part):
+    for made in (ClientIndex.of, ClientIndex.allowing_empty):
+        with pytest.raises(
+            DataError, match=r"the rows of client 1 are (bool|float64); give their numbers, np\.flatnonz"
+        ):
+            made([np.array([1]), part])
+
+
 def test_the_hash_tells_who_holds_what():
     moved = [np.array([4]), np.array([2, 0]), np.array([7, 5, 6])]
     hashes = {ClientIndex.of(parts).hash() for parts in (PARTS, moved, PARTS[::-1])}

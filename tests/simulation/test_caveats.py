@@ -30,6 +30,9 @@ def own(**settings):
     return pf.Task.from_arrays(inputs, targets, **settings)
 
 
+OWNED = {"clients": np.arange(100) % CLIENTS, "partition": None}
+
+
 def train(task, **settings):
     rounds = settings.pop("rounds", 1)
     privacy = pf.Privacy(noise_key=1, **settings)
@@ -54,9 +57,13 @@ def test_a_statement_says_what_it_takes_as_public_with_the_numbers_of_the_run():
 @pytest.mark.parametrize(
     ("settings", "read_off"),
     [
-        ({}, "how many classes there are (say it: classes=), which examples are held out for tests (give test=)"),
-        ({"classes": 3}, "which examples are held out for tests (give test=)"),
-        ({"test": arrays(10)}, "how many classes there are (say it: classes=)"),
+        (OWNED, "how many classes there are (say it: classes=), which examples are held out for tests (give test=)"),
+        (OWNED | {"classes": 3}, "which examples are held out for tests (give test=)"),
+        (OWNED | {"test": arrays(10)}, "how many classes there are (say it: classes=)"),
+        (
+            {"classes": 3, "test": arrays(10)},
+            "which client holds which example (say it: clients=, instead of a partition)",
+        ),
     ],
 )
 def test_what_was_read_off_the_rows_is_named_with_the_mend(settings, read_off):
@@ -76,9 +83,10 @@ def test_of_a_file_the_mend_is_one_for_files(tmp_path):
 
 
 def test_nothing_is_read_off_where_all_is_said_and_a_copy_of_the_task_says_the_same():
-    task = own(classes=3, test=arrays(10))
-    assert "Read off" not in train(task).statement.public
-    assert own().with_local_tests().read_off == replace(own(), name="other").read_off == ("classes", "test rows")
+    owners = np.arange(100) % CLIENTS
+    task = own(classes=3, test=arrays(10), clients=owners, partition=None)
+    assert "Read off" not in train(task, training=DP_SGD).statement.public
+    assert replace(own(), name="other").read_off == own().read_off == ("classes", "test rows", "division")
 
 
 def test_the_first_example_of_a_class_lengthens_the_model_unless_the_number_of_classes_is_said():

@@ -8,6 +8,8 @@ import torch
 
 from privfl.errors import ConfigError
 from privfl.experiment import Experiment
+from privfl.federation.read_off import VALIDATION
+from privfl.simulation.caveats import assumptions
 from privfl.study.trials import HeldOut, Trial, row_hashes, trial_settings, validation_rows
 
 
@@ -47,6 +49,18 @@ class _Fixed:
 
     def task(self):
         return self.fixed
+
+
+def test_a_trials_test_examples_are_clients_own_and_no_public_ones(tmp_path):
+    arrays = tmp_path / "rows.npz"
+    rng = np.random.default_rng(0)
+    np.savez(arrays, inputs=rng.normal(size=(80, 3)), targets=np.arange(80) % 2, clients=np.arange(80) % 4)
+    own = {"arrays": {"file": str(arrays), "classes": 2}, "partition": {"name": "natural"}}
+    for settings, named in (({}, ()), (own, ("test rows",)), ({"local_tests": {"global_test": "union"}}, ())):
+        trial = Trial.of(experiment(**settings), HeldOut(0.25, 0, ())).task()
+        assert trial.read_off == (*named, VALIDATION)
+        assert "test examples, every setting" not in assumptions(trial)
+        assert "the test examples, which are for validation by clients, so that no claim covers" in assumptions(trial)
 
 
 def test_equal_rows_have_equal_hashes():

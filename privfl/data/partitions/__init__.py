@@ -7,7 +7,7 @@
 [1, 1, 1, 1, 1, 1]
 """
 
-from privfl.data.partitions.base import Partition
+from privfl.data.partitions.base import Partition, check_parts
 from privfl.data.partitions.given import GivenSizes
 from privfl.data.partitions.pathological import Clustered, Pathological
 from privfl.data.partitions.report import PartitionReport, describe
@@ -39,5 +39,6 @@ __all__ = [
     "Partition",
     "PartitionReport",
     "Pathological",
+    "check_parts",
     "describe",
 ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from privfl.errors import ConfigError, DataError
-from privfl.validation import Settings, check_count
+from privfl.validation import Settings, check_count, said
 
 
 class Assignment(NamedTuple):
@@ -60,6 +60,15 @@ class Partition(Settings, ABC):
 
 def _group(assignment: Assignment, samples: int, partition: Partition) -> list[np.ndarray]:
     indices, owners, clients = assignment
+    check_count(f"{partition}: the number of clients", clients)
+    indices, owners = _whole(indices, f"{partition}: the indices"), _whole(owners, f"{partition}: the owners")
+    if len(indices) != len(owners):
+        raise DataError(f"{partition} gives {len(indices)} indices and {len(owners)} owners; give one owner each")
+    for what, values, bound in (("indices", indices, samples), ("owners", owners, clients)):
+        if len(values) and (values.min() < 0 or values.max() >= bound):
+            raise DataError(
+                f"{partition}: the {what} go from {values.min()} to {values.max()}; number them from 0 to {bound - 1}"
+            )
     sizes = np.bincount(owners, minlength=clients)
     if not sizes.all():
         raise ConfigError(
@@ -69,6 +78,37 @@ def _group(assignment: Assignment, samples: int, partition: Partition) -> list[n
     flat = np.sort(owners * samples + indices) % samples  # one key, so a single sort groups and orders
     bounds = np.concatenate(([0], np.cumsum(sizes)))
     return [flat[start:stop] for start, stop in pairwise(bounds.tolist())]
+
+
+def check_parts(parts: Any, partition: Partition) -> list[np.ndarray]:
+    """What the method ``split`` of ``partition`` gave, as one int64 array of rows for each client.
+
+    Raises:
+        DataError: it is no list of such; which rows there are, and who has none, is for the report to say.
+    """
+    if not isinstance(parts, list | tuple) or not len(parts):
+        found = "no clients" if isinstance(parts, list | tuple) else said(parts)
+        raise DataError(f"{partition} splits the rows into {found}; give a list with one array of rows for each client")
+    return [_whole(part, f"{partition}: the rows of client {client}") for client, part in enumerate(parts)]
+
+
+def _whole(values: Any, what: str) -> np.ndarray:
+    """``values`` as int64 [N]; ``what`` begins the sentence about those that are no whole numbers."""
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype == np.int64:
+        return values
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
+        raise DataError(f"{what} are uneven; give whole numbers [N]") from None
+    if array.shape == (0,):
+        return array.astype(np.int64)
+    if array.dtype == np.bool_:
+        raise DataError(f"{what} are a mask of {array.size} truth values; give np.flatnonzero(mask)")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DataError(f"{what} are {array.dtype} of shape {array.shape}; give whole numbers [N]")
+    if int(array.max()) >= 2**63:
+        raise DataError(f"{what} go up to {array.max()}; give row numbers")
+    return array.astype(np.int64)
 
 
 def check_targets(targets: np.ndarray, classes: int) -> np.ndarray:
