@@ -47,6 +47,7 @@ from .data.label_noise import PairFlip as PairFlip
 from .data.label_noise import SymmetricFlip as SymmetricFlip
 from .data.local_tests import LocalTests as LocalTests
 from .data.partitions import IID as IID
+from .data.partitions import Assignment as Assignment
 from .data.partitions import Clustered as Clustered
 from .data.partitions import Dirichlet as Dirichlet
 from .data.partitions import GivenSizes as GivenSizes
@@ -54,6 +55,7 @@ from .data.partitions import LabelSorted as LabelSorted
 from .data.partitions import LogNormal as LogNormal
 from .data.partitions import LongTail as LongTail
 from .data.partitions import Natural as Natural
+from .data.partitions import Partition as Partition
 from .data.partitions import Pathological as Pathological
 from .data.set_aside import set_aside as set_aside
 from .errors import ConfigError as ConfigError

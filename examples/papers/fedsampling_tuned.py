@@ -58,7 +58,7 @@ class SortedLogNormal(Partition):
     clients: int = CLIENTS
     sigma: float = SIGMA
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         weights = rng.lognormal(0, self.sigma, self.clients)

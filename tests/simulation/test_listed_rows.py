@@ -39,7 +39,7 @@ def text(run):
 class Bootstrapped(pf.IID):
     """Clients' rows are drawn with replacement."""
 
-    def _assign(self, targets, classes, rng, clients):
+    def assign(self, targets, classes, rng, clients):
         raise AssertionError("split is replaced")
 
     def split(self, targets, classes, rng, clients=None):

@@ -7,7 +7,7 @@
 [1, 1, 1, 1, 1, 1]
 """
 
-from privfl.data.partitions.base import Partition, check_parts
+from privfl.data.partitions.base import Assignment, Partition, check_parts
 from privfl.data.partitions.given import GivenSizes
 from privfl.data.partitions.pathological import Clustered, Pathological
 from privfl.data.partitions.report import PartitionReport, describe
@@ -29,6 +29,7 @@ PARTITIONS: dict[str, type[Partition]] = {
 __all__ = [
     "IID",
     "PARTITIONS",
+    "Assignment",
     "Clustered",
     "Dirichlet",
     "GivenSizes",

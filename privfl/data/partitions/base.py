@@ -42,7 +42,7 @@ class Partition(Settings, ABC):
         for malformed targets and :class:`ConfigError` for settings that this dataset cannot satisfy.
         """
         targets = check_targets(targets, classes)
-        return _group(self._assign(targets, classes, rng, clients), len(targets), self)
+        return _group(self.assign(targets, classes, rng, clients), len(targets), self)
 
     def profiles(self, classes: int, rng: np.random.Generator) -> np.ndarray | None:
         """The label law that each client aims at, float64 (clients, classes), or ``None`` if the rule has no such aim.
@@ -52,10 +52,14 @@ class Partition(Settings, ABC):
         return None
 
     @abstractmethod
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
-        """Deal the (already checked) samples out."""
+        """Deal the samples out, which are checked already: the one method of a rule of one's own.
+
+        Arguments are those of :meth:`split`. Indices, owners and their lengths are checked afterwards, and that every
+        client has a sample.
+        """
 
 
 def _group(assignment: Assignment, samples: int, partition: Partition) -> list[np.ndarray]:

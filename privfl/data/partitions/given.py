@@ -49,7 +49,7 @@ class GivenSizes(Partition):
         if self.clients is not None:
             check_count("clients", self.clients)
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         sizes = np.array(self.sizes, dtype=np.int64) if self.dataset is None else _natural_sizes(self.dataset)

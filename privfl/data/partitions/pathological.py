@@ -47,7 +47,7 @@ class Pathological(Partition):
         check_count("classes_per_client", self.classes_per_client)
         _check(self.clients, self.samples_per_client, self.iid_fraction)
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         numbers = np.full(self.clients, self.classes_per_client)
@@ -88,7 +88,7 @@ class Clustered(Partition):
             check_count("classes_per_client", number)
         _check(self.clients, self.samples_per_client, self.iid_fraction)
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         numbers = np.resize(self.classes_per_client, self.clients)

@@ -34,7 +34,7 @@ class IID(Partition):
     def __post_init__(self) -> None:
         check_count("clients", self.clients)
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         check_enough(len(targets), self.clients)
@@ -55,7 +55,7 @@ class Natural(Partition):
     def __post_init__(self) -> None:
         check_count("min_size", self.min_size)
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         if clients is None:
@@ -108,7 +108,7 @@ class LogNormal(Partition):
         if self.clients is not None:
             check_count("clients", self.clients)
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         samples = len(targets)
@@ -153,7 +153,7 @@ class LabelSorted(Partition):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         samples, each = len(targets), self.blocks_per_client

@@ -70,7 +70,7 @@ class Dirichlet(Partition):
             return None
         return rng.dirichlet(np.full(classes, float(self.alpha)), self.clients)
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         samples = len(targets)
@@ -139,7 +139,7 @@ class LongTail(Partition):
         law = float(self.tau) ** place if self.class_mode == "geometric" else (place + 1.0) ** -self.tau
         return rng.permuted(np.tile(law / law.sum(), (self.clients, 1)), axis=1)
 
-    def _assign(
+    def assign(
         self, targets: np.ndarray, classes: int, rng: np.random.Generator, clients: np.ndarray | None
     ) -> Assignment:
         check_enough(len(targets), self.clients, self.min_size)
