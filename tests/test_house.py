@@ -106,7 +106,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/mechanisms": "gaussian secure_sum",
     "privfl/privacy/secagg": "bodies client cohort errors ideal recovery relay rules server standing",
     "privfl/privacy/sizes": "estimate",
-    "privfl/simulation": "archive checkpoint noise_key recorder remote_engine",
+    "privfl/simulation": "archive checkpoint noise_key remote_engine",
     "privfl/study": "attacks clients cluster display execution findings locks members opening record report "
     "shown summary workers",
     "attacks": "attack auxiliary judge registry",
