@@ -182,7 +182,10 @@ class Transcript(Sequence[SeenRound]):
             raise ConfigError(f"the observer is '{observer}'; choose one of {', '.join(OBSERVERS)}")
         folder = Path(path) / FOLDER if (Path(path) / FOLDER).is_dir() else Path(path)
         if not (folder / "facts.json").exists():
-            raise ConfigError(f"{path} holds no transcript; record one with simulate(…, record=True, out=…)")
+            raise ConfigError(
+                f"{path} holds no transcript; record one with `privfl run FILE --out FOLDER --set record=true`, or "
+                "from Python with simulate(…, record=True, out=…)"
+            )
         try:
             told = (folder / "facts.json").read_bytes()
             known = json.loads(told)
