@@ -38,9 +38,12 @@ class Settings:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        valid = _keywords(cls) if kwargs else None
-        for name in kwargs if valid is not None else ():
-            if name not in valid:
+        kind: Any = cls
+        valid = _keywords(kind) if kwargs else None
+        for name in kwargs:
+            if valid == ():
+                raise ConfigError(f"{cls.__name__} has no settings, and is given '{name}'; leave it out")
+            if valid is not None and name not in valid:
                 raise unknown(f"setting of {cls.__name__}", name, valid)
         return super().__new__(cls)
 

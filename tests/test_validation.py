@@ -218,6 +218,7 @@ def test_an_object_given_as_another_parameter_is_told_its_own():
         ),
         (pf.LocalTraining, {"optimizer": "adam"}, "unknown setting of LocalTraining 'optimizer'"),
         (pf.LocalTraining, {"learning_rte": 1.0}, "'learning_rte': did you mean 'learning_rate'"),
+        (Tool, {"size": 1}, "Tool has no settings, and is given 'size'; leave it out"),
         (pf.FedProx, {"muu": 1.0}, "unknown setting of FedProx 'muu': did you mean 'mu'"),
         (pf.IID, {"client": 3}, "unknown setting of IID 'client': did you mean 'clients'"),
     ],

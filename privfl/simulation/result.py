@@ -62,7 +62,7 @@ class Run:
         if given.shape != (sum(sizes),):
             raise ConfigError(f"parameters have shape {tuple(given.shape)}; give {sum(sizes)} numbers in one row")
         with torch.no_grad():
-            for one, values in zip(trained, given.split(sizes), strict=True):
+            for one, values in zip(trained, torch.split(given, sizes), strict=True):
                 one.copy_(values.view_as(one))
         return network.cpu().eval()
 
