@@ -112,6 +112,11 @@ class Experiment(RunConfig):
         found = {} if recorded is None else task.describe()
         for name, value in (recorded or {}).items():
             if _listed(found.get(name)) != _listed(value):
+                if self.recipe.arrays is not None:
+                    raise ConfigError(
+                        f"{self.recipe.arrays.file} is not what this run began with: {name} is {value!r} there and "
+                        f"{found.get(name)!r} here; restore it, or choose another --out"
+                    )
                 raise ConfigError(
                     f"task '{self.recipe.task}' is not the task of this run: {name} is {value!r} there and "
                     f"{found.get(name)!r} here; hand over the same, or remove [data] from the file"

@@ -136,11 +136,14 @@ def override(settings: dict[str, Any], assignment: str) -> None:
     table[last] = value
 
 
-def build(kind: type[T], values: Mapping[str, Any], key: str = "", registries: Registries = NONE) -> T:
+def build(
+    kind: type[T], values: Mapping[str, Any], key: str = "", registries: Registries = NONE, *, named: bool = False
+) -> T:
     """``kind`` from the table ``values`` of its fields, each checked against its type; ``kind`` itself checks ranges.
 
     Args:
         key: where in the file the table stands, for messages; the empty string is the top.
+        named: the table had a ``name`` as well, which chose ``kind``.
 
     Raises:
         ConfigError: a setting is unknown, missing or impossible.
@@ -150,10 +153,12 @@ def build(kind: type[T], values: Mapping[str, Any], key: str = "", registries: R
     if "name" in values and "name" not in known:
         kind = _subclass(kind, values["name"], f"{key}.name")
         values, known = {name: value for name, value in values.items() if name != "name"}, _keys(kind)
+        named = True
     for name in values:
         if name not in known:
             _refuse_beside(kind, name, values[name], key)
-            raise unknown("key", _dotted(key, name), [_dotted(key, other) for other in known])
+            valid = [*known, "name"] if named else known
+            raise unknown("key", _dotted(key, name), [_dotted(key, other) for other in valid])
     hints, given = _hints(kind), {}
     for item in _settable(kind):
         name, hint = item.name, hints.get(item.name, Any)
@@ -182,7 +187,7 @@ def choose(
         ConfigError: there is no name, it is unknown, or a setting is unknown or impossible.
     """
     name, values = _name(_table(table, key), key, registry)
-    return build(_kind(registry, name, key, base), values, key, registries)
+    return build(_kind(registry, name, key, base), values, key, registries, named=True)
 
 
 def choose_each(
@@ -192,7 +197,7 @@ def choose_each(
     chosen = []
     for table in _list_of_tables(tables, key):
         name, values = _name(table, key, registry)
-        chosen.append(build(_kind(registry, name, key, base), values, name, registries))
+        chosen.append(build(_kind(registry, name, key, base), values, name, registries, named=True))
     return tuple(chosen)
 
 

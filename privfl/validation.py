@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from privfl.errors import ConfigError, unknown
 
@@ -34,8 +34,18 @@ class Settings:
     Python's, lists and arrays become tuples where a tuple is meant; nothing else is bent.
 
     Raises:
-        ConfigError: a field is of another type, or NaN.
+        ConfigError: a field is of another type, or NaN, or a keyword names no field.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        kind: Any = cls
+        valid = _keywords(kind) if kwargs else None
+        for name in kwargs:
+            if valid == ():
+                raise ConfigError(f"{cls.__name__} has no settings, and is given '{name}'; leave it out")
+            if valid is not None and name not in valid:
+                raise unknown(f"setting of {cls.__name__}", name, valid)
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -171,6 +181,15 @@ def _owner(kind: Any) -> str:
     """What a class is called: one with a name of its own, such as an algorithm, goes by that."""
     own = getattr(kind, "name", None)
     return own if isinstance(own, str) and "name" not in dict(_field_hints(kind)) else str(kind.__name__)
+
+
+@functools.cache
+def _keywords(kind: Any) -> tuple[str, ...] | None:
+    """What the class ``kind`` can be made with by name; ``None`` if with anything."""
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return None
+    return tuple(one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
 
 
 @functools.cache

@@ -194,6 +194,7 @@ def test_an_override_wins_over_the_file(tmp_path):
         ({"algorithm": {"name": "fedavgg"}}, "unknown algorithm 'fedavgg': did you mean 'fedavg'"),
         ({"algorithm": {"mu": 1.0}}, r"\[algorithm\] has no name"),
         ({"algorithm": {"name": "fedprox", "muu": 1}}, "unknown key 'algorithm.muu': did you mean 'algorithm.mu'"),
+        ({"algorithm": {"name": "fedprox", "nme": "x"}}, "unknown key 'algorithm.nme': did you mean 'algorithm.name'"),
         ({"algorithm": {"name": "fedprox", "mu": -1}}, "algorithm: fedprox's mu is -1.0"),
         ({"algorithm": {"name": "fedprox", "mu": "x"}}, "algorithm.mu is 'x'; give a number"),
         ({"algorithm": {"name": "fedavg", "weighting": "sise"}}, "algorithm.weighting is 'sise'"),

@@ -91,7 +91,7 @@ TESTED_ELSEWHERE = {
     "privfl/algorithms/fair": "aaggff_sums loss_survey",
     "privfl/algorithms/label_skew": "bsm_fedavg",
     "privfl": "cli devices errors",
-    "privfl/commands": "account data demo_sentences deploy examine listing printing progress",
+    "privfl/commands": "account data demo_sentences deploy examine listing printing",
     "privfl/data": "berka berka_tables checksums entries entry files further_entries heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
     "privfl/deploy": "kits secure",
@@ -106,7 +106,7 @@ TESTED_ELSEWHERE = {
     "privfl/privacy/mechanisms": "gaussian secure_sum",
     "privfl/privacy/secagg": "bodies client cohort errors ideal recovery relay rules server standing",
     "privfl/privacy/sizes": "estimate",
-    "privfl/simulation": "archive checkpoint noise_key recorder remote_engine",
+    "privfl/simulation": "archive checkpoint noise_key remote_engine",
     "privfl/study": "attacks clients cluster display execution findings locks members opening record report "
     "shown summary workers",
     "attacks": "attack auxiliary judge registry",

@@ -1,6 +1,8 @@
 """What users set up is refused by its type in one sentence, or brought into the type that is meant."""
 
+import copy
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -204,3 +206,28 @@ def test_an_object_given_as_another_parameter_is_told_its_own():
         pf.simulate(task, pf.FedAvg(), rounds=1, cohort=pf.Bernoulli(0.3))
     with pytest.raises(ConfigError, match=r"give it as cohort=$"):
         pf.simulate(task, pf.FedAvg(), rounds=1, availability=pf.PoissonCohort(0.3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        (
+            pf.GaussianNoise,
+            {"target_epsilon": 3.0},
+            "of GaussianNoise 'target_epsilon'; choose from at, ",
+        ),
+        (pf.LocalTraining, {"optimizer": "adam"}, "unknown setting of LocalTraining 'optimizer'"),
+        (pf.LocalTraining, {"learning_rte": 1.0}, "'learning_rte': did you mean 'learning_rate'"),
+        (Tool, {"size": 1}, "Tool has no settings, and is given 'size'; leave it out"),
+        (pf.FedProx, {"muu": 1.0}, "unknown setting of FedProx 'muu': did you mean 'mu'"),
+        (pf.IID, {"client": 3}, "unknown setting of IID 'client': did you mean 'clients'"),
+    ],
+)
+def test_a_keyword_that_is_no_setting_is_refused_in_a_sentence(kind, given, told):
+    with pytest.raises(ConfigError, match=told):
+        kind(**given)
+
+
+def test_settings_are_copied_and_sent_as_ever():
+    noise = pf.GaussianNoise(2.0, at="client")
+    assert copy.deepcopy(noise) == pickle.loads(pickle.dumps(noise)) == replace(noise) == noise

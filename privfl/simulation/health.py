@@ -25,6 +25,18 @@ SILENT = "did not answer"
 """How the reason begins of an upload whose client was not heard, over a network."""
 CONNECT = "start the clients, and look at the federation's url, port and certificates"
 """What to do where nobody was heard."""
+_LOWER = "lower training.learning_rate or look at what clients hold"
+_MENDS = (
+    (SILENT, CONNECT),
+    ("max_upload_norm", f"{_LOWER}; if such uploads are honest, raise max_upload_norm"),
+    ("not finite", _LOWER),
+    ("non-finite", _LOWER),
+    (" made a", "correct that mechanism of privacy.update"),
+    ("outside of ±", "correct side_report of that mechanism of privacy.update"),
+    ("sent ", "let the algorithm's finish() return what its fields() declare, and every client run the same"),
+    ("policy", "let every client agree to the policy of this run"),
+)
+"""By words in the reason of an upload that cannot be used, what to do about it."""
 _SHOWN = 8
 
 
@@ -104,12 +116,7 @@ class Health:
         """Why a run that counted this failed as a whole, in one sentence with the mend; empty if it did not."""
         if self.rounds and self.failed == self.rounds:
             reasons = dropped + self.zeroed
-            mend = "lower training.learning_rate or look at what clients hold"
-            if all(reason.startswith(SILENT) for reason in reasons):
-                mend = CONNECT
-            elif any("max_upload_norm" in reason for reason in reasons):
-                mend += "; if such uploads are honest, raise max_upload_norm"
-            return f"no upload could be used in any of {self.rounds} rounds ({_reasons(reasons)}); {mend}"
+            return f"no upload could be used in any of {self.rounds} rounds ({_reasons(reasons)}); {_mend(reasons)}"
         if self.moved:
             return ""
         if not self.rounds:
@@ -171,6 +178,15 @@ def kept_warning(broken: Sequence[int]) -> str:
 def _reasons(problems: Counter[str]) -> str:
     """``3 sent a non-finite 'update', 1 sent no 'update'``; the most frequent ones."""
     return ", ".join(f"{count} {reason}" for reason, count in problems.most_common(3))
+
+
+def _mend(problems: Counter[str]) -> str:
+    """What to do about the most frequent of ``problems`` for which there is anything."""
+    for reason, _ in problems.most_common():
+        for words, mend in _MENDS:
+            if words in reason:
+                return mend
+    return "look at what clients hold"
 
 
 def _broken(value: Tensor) -> bool:

@@ -23,6 +23,8 @@ class KeyFile:
         self.folder = folder
         self.path = folder / NAME
         self._beside = folder / f"{NAME}.part"
+        self.waiting: NoiseSource | None = None
+        """The source whose key is going to be the run's; on disk there is none, or that of before."""
 
     @property
     def there(self) -> bool:
@@ -76,6 +78,8 @@ class KeyFile:
 
     def _stored(self) -> bytes:
         refuse_link(self.path)
+        if self.waiting is not None:
+            return self.waiting.key
         try:
             key = bytes.fromhex(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:

@@ -28,6 +28,7 @@ from privfl.federation.task import Task
 from privfl.models.flat_network import flatten, frozen_parameters
 from privfl.privacy.accounting.release import Observer, Unit
 from privfl.privacy.channel.channel import ChannelSpec, RunChannel
+from privfl.privacy.channel.client_side import check_links
 from privfl.privacy.clipping.per_sample import GradSampleMode
 from privfl.privacy.door.batch_plans import LocalTraining
 from privfl.privacy.door.dpsgd import DPSGD
@@ -201,6 +202,9 @@ def prepare(settings: RunSettings) -> Plan:
         check_frozen(task.model(0), network)
     initial = flatten(network.to(device))
     channel = _run_channel(checked.channel, settings, initial.numel(), checked.hides_weights)
+    for field in channel.fields[:1]:
+        like = initial if field.shape is None else initial.new_empty(field.shape)
+        check_links(channel.chain, channel.usual.round, like)
     phases = phases_of(algorithm, channel.usual)  # what a survey's channel refuses is refused before any work
     claims = bool(privacy.update) or any(phase.channel.protects for phase in phases)
     holders = check_held_examples(task, parts) if claims else ()

@@ -14,7 +14,7 @@ from privfl.errors import DataError
 from privfl.federation.availability import Availability
 from privfl.federation.cohorts import Cohort
 from privfl.federation.task import Task
-from privfl.files import remove
+from privfl.files import UNREADABLE, remove
 from privfl.models import NamedModel
 from privfl.privacy.accounting.release import OBSERVERS, Observer
 from privfl.schema import plain
@@ -28,9 +28,10 @@ from privfl.simulation.transcript import (
     SeenRound,
     Tensors,
     Transcript,
-    digest_of,
+    digests_of,
     encode_facts,
     encode_round,
+    facts_named_by,
     read_round,
     recorded_rounds,
 )
@@ -97,25 +98,34 @@ class Recorder:
         self._directory = directory if observers else None
         self._rounds: list[SeenRound | Path] = []
         self.notes = [SERVERS_VIEW] if self._directory is not None and "server" in observers else []
-        self._facts_digest: str | None = None
+        self._digests: tuple[str, ...] = ()
         self._uploads: dict[int, Tensors] | None = None
         self._exchanges: list[Exchange] = []
         if self._directory is not None:
-            folder, told = self._directory.path / FOLDER, encode_facts(facts, self.observers)
-            self._directory.make_folder(FOLDER)
-            self._directory.write(f"{FOLDER}/facts.json", told)
-            self._facts_digest = digest_of(told)
-            paths = recorded_rounds(folder)
-            if len(paths) < begin:
-                raise DataError(
-                    f"{folder} holds {len(paths)} rounds, and {begin} are done; restore it, or start anew with another "
-                    "--out"
-                )
-            for path in reversed(paths[begin:]):
-                remove(path)
-            for path in paths[:begin]:
-                read_round(path, facts=self._facts_digest)
-            self._rounds += paths[:begin]
+            self._open(self._directory, begin)
+
+    def _open(self, directory: RunDirectory, begin: int) -> None:
+        """Take the first ``begin`` rounds of the transcript in ``directory`` for what was seen so far.
+
+        Nothing is written or removed before all of them were read, so that what is damaged stays as it was found.
+        """
+        folder, told = directory.path / FOLDER, encode_facts(self.facts, self.observers)
+        paths = recorded_rounds(folder)
+        if len(paths) < begin:
+            raise DataError(
+                f"{folder} holds {len(paths)} rounds, and {begin} are done; restore it, or start anew with another "
+                "--out"
+            )
+        self._digests = _digests_before(folder / "facts.json", digests_of(told))
+        for path in paths[:begin]:
+            read_round(path, facts=self._digests)
+        if begin and facts_named_by(paths[0]) != self._digests[0]:
+            told = encode_facts(self.facts, self.observers, self._digests[1])
+        directory.make_folder(FOLDER)
+        for path in reversed(paths[begin:]):
+            remove(path)
+        directory.write(f"{FOLDER}/facts.json", told)
+        self._rounds += paths[:begin]
 
     def uploads(self, results: Iterable[ClientResult]) -> Iterator[ClientResult]:
         """``results`` as they pass, each one's upload noted."""
@@ -163,7 +173,7 @@ class Recorder:
             self._rounds.append(seen)
             return
         name = f"{FOLDER}/round-{number:06d}.npz"
-        self._directory.write(name, encode_round(seen, self._facts_digest))
+        self._directory.write(name, encode_round(seen, self._digests[0]))
         self._rounds.append(self._directory.path / name)
 
     def transcript(self) -> Transcript | None:
@@ -171,7 +181,19 @@ class Recorder:
         if not self.observers:
             return None
         observer: Observer = "server" if "server" in self.observers else "public"
-        return Transcript(self.facts, observer, self._rounds, self._factory, self._facts_digest)
+        return Transcript(self.facts, observer, self._rounds, self._factory, self._digests)
+
+
+def _digests_before(path: Path, digests: tuple[str, ...]) -> tuple[str, ...]:
+    """By what rounds name the facts of these ``digests``: as the file ``path`` has them, if it holds the same facts.
+
+    They may be those of fewer rounds, which an earlier version hashed as well. A damaged file is written anew.
+    """
+    try:
+        found = digests_of(path.read_bytes())
+    except UNREADABLE:
+        return digests
+    return found if found[0] == digests[0] else digests
 
 
 def _copies(tensors: Tensors) -> Tensors:

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from privfl.algorithms.base import Algorithm, Tensors
+from privfl.errors import ConfigError
+from privfl.models.flat_network import trained_parameters
 from privfl.privacy.accounting.ledger import Ledger
 from privfl.privacy.accounting.statement import Statement
 from privfl.simulation.plan import RunSettings
@@ -41,6 +44,27 @@ class Run:
     failure: str = ""
     ledger: Ledger | None = None
     asked: RunSettings | None = field(default=None, repr=False, compare=False)
+
+    def network(self, parameters: Tensor | None = None) -> nn.Module:
+        """The trained model as a PyTorch module of its own, on the CPU and in evaluation mode.
+
+        Args:
+            parameters: others to put into it, [size], such as a client's own model; by default the run's.
+
+        Raises:
+            ConfigError: the run does not know its task, or these are not as many numbers as the model has.
+        """
+        if self.asked is None:
+            raise ConfigError("this run knows no task to build its network of; take it from the run of pf.simulate")
+        network = self.asked.task.model(self.asked.schedule.seed)
+        trained = list(trained_parameters(network).values())
+        given, sizes = self.parameters if parameters is None else parameters, [one.numel() for one in trained]
+        if given.shape != (sum(sizes),):
+            raise ConfigError(f"parameters have shape {tuple(given.shape)}; give {sum(sizes)} numbers in one row")
+        with torch.no_grad():
+            for one, values in zip(trained, torch.split(given, sizes), strict=True):
+                one.copy_(values.view_as(one))
+        return network.cpu().eval()
 
     def __repr__(self) -> str:
         what = f"{self.summary.get('algorithm')} on {self.summary.get('dataset')}"

@@ -65,6 +65,7 @@ class RunDirectory:
         self.path = path = usable_folder(path)
         self.checkpoint_file = path / CHECKPOINT
         self.key_file = KeyFile(path)
+        self.waiting: Mapping[str, Any] | None = None  # what EXTENSION is going to hold, of a run that is extended
         self._lock = FolderLock(path)
 
     @property
@@ -80,7 +81,12 @@ class RunDirectory:
     @property
     def finished(self) -> bool:
         """Whether the run that is here came to its end, by its last round or by its budget: it sends nothing more."""
-        return (self.path / "summary.json").exists()
+        return self.waiting is None and (self.path / "summary.json").exists()
+
+    @property
+    def extension(self) -> Mapping[str, Any]:
+        """What :data:`EXTENSION` holds, or is going to; empty for a run that is as long as it was planned."""
+        return (self.read_json(EXTENSION) or {}) if self.waiting is None else self.waiting
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -140,14 +146,15 @@ class RunDirectory:
         record = self.read_json("fingerprint.json")
         if record is not None:
             self._check_extended(checkpoint, run)
-            record["key"] = (self.read_json(EXTENSION) or record)["key"]
+            record["key"] = (self.extension or record)["key"]
         if self.finished:
             self.check_ended()
         if remains and not differing:
             source = self.key_file.source_of(record, source)
         if record is not None:
             # Where nothing is sent any more, it matters whether this is the run that was asked for, and no more.
-            known = record["parts"] if remains else {**fingerprint.parts, **_only(DATA, record["parts"])}
+            data = {name: part for name, part in record["parts"].items() if name in DATA}
+            known = record["parts"] if remains else {**fingerprint.parts, **data}
             differing += fingerprint.differences(known, settings=bool(differing), libraries=noisy)
         elif remains and noisy:
             raise DataError(
@@ -169,7 +176,7 @@ class RunDirectory:
 
         The rounds that an ended run had sent would come out again under the key of its extension, charged to nobody.
         """
-        extension, mend = self.read_json(EXTENSION) or {}, "restore it, or choose another --out"
+        extension, mend = self.extension, "restore it, or choose another --out"
         first, key = extension.get("from"), self._record["key"]
         if checkpoint is None:
             # Another key is that of a run which had ended, also where an earlier version did not say from where.
@@ -239,9 +246,8 @@ class RunDirectory:
         Raises:
             DataError: ``config.toml`` is missing, or was changed since the run began.
         """
-        extension = self.read_json(EXTENSION) or {}
         there, here = _flat(read_toml(self.config_file(), "a run's config.toml")), _flat(config)
-        there |= {name: value for name, value in extension.items() if name == "rounds"}
+        there |= {name: value for name, value in self.extension.items() if name == "rounds"}
         # Where both hash the data, it does not matter whose function returned them; where one does not yet, it does.
         hashed = all(any(key.startswith("data.") for key in side) for side in (there, here))
         ignored = ("task",) if hashed else tuple(key for key in there if "task" in there and key.startswith("data."))
@@ -263,8 +269,7 @@ class RunDirectory:
         Of a run that was extended when it had ended, also a hash of where it goes on: then it is another one.
         """
         told: list[Any] = [self._record]
-        extension = self.read_json(EXTENSION) or {}
-        if "from" in extension:
+        if "from" in (extension := self.extension):
             told.append({name: extension[name] for name in ("key", "from", "checkpoint")})
         text = json.dumps(told if len(told) > 1 else told[0], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -373,10 +378,6 @@ def _is_finite(line: Mapping[str, Any]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _only(names: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, str]:
-    return {name: part for name, part in parts.items() if name in names}
 
 
 def _flat(settings: Mapping[str, Any], key: str = "") -> dict[str, Any]:

@@ -31,7 +31,7 @@ from privfl.simulation.callbacks import Callback, stop_warning, tell
 from privfl.simulation.caveats import adversary, assumptions, caveats
 from privfl.simulation.checkpoint import Checkpoint
 from privfl.simulation.evaluation import evaluate, storable
-from privfl.simulation.extension import extend, reopen
+from privfl.simulation.extension import extend, go_on, reopen
 from privfl.simulation.fingerprint import Fingerprint
 from privfl.simulation.health import broken_clients, conclusions, kept_warning, not_finite
 from privfl.simulation.plan import Plan, RunSettings, calibrate_noise, prepare, with_training
@@ -120,9 +120,7 @@ def _simulate(
 ) -> Run:
     plan, checkpoint = begin(asked, plan, directory, resume=resume)
     state = State.start(plan) if checkpoint is None else State.load(checkpoint, plan)
-    if directory is not None and state.ended and not directory.finished:
-        reopen(plan, state, ("client/public",) if plan.channel.amplified else None)
-        directory.write_lines("metrics.jsonl", state.metrics)
+    reopen(plan, state, directory)
     if (plan.needs_sizes or plan.hides_weights) and state.round == 0:
         state.sizes.begin(plan.source)
     plan = calibrate(plan, state, directory)
@@ -165,6 +163,8 @@ def begin(
         checkpoint, source = directory.begin(config, fingerprint, source, noisy=plan.noisy, resume=resume)
         if not began:
             fingerprint.warn(directory.path)
+        if checkpoint is not None and checkpoint.round == 0:  # before that round clients may be asked for their sizes
+            go_on(directory, ())
     return replace(plan, source=source.for_run(fingerprint.digest)), checkpoint
 
 
@@ -225,18 +225,19 @@ def run(
 ) -> Run:
     """Run the rounds of ``plan`` that ``state`` has not seen yet, within the budget, and conclude."""
     path = None if directory is None else directory.path
-    recorder = Recorder(plan.record, public_facts(plan), directory, state.round, plan.task)
     tracker = EpsilonTracker(state.ledger, plan.privacy.target_delta, plan.units)
     budget, sizes, everyone = plan.privacy.budget, state.sizes, np.arange(len(plan.task.clients))
     statement: Statement | None = None
     ended = directory is not None and directory.finished
     saved, repeated = time.monotonic(), RepeatedRounds(directory, noisy=plan.noisy and not ended)
+    recorder = Recorder(plan.record, public_facts(plan), directory, state.round, plan.task)
     while state.round < plan.schedule.rounds and not ended:
         began, round = time.perf_counter(), state.round
         available = plan.available(round)
         if plan.asks_every_round:
             if exceeds(budget, tracker, [(sizes.cost, sizes.owing(round, available), 1)], round):
                 break
+            go_on(directory, state.metrics)
             sizes.ask(round, available, plan.source)
         selection, server = plan.select_cohort(round, available, state.server, sizes)
 
@@ -259,6 +260,7 @@ def run(
             round, plan.schedule.seed, plan.source, state.client_state, engine, recorder, sizes, facts, plan.task
         )
         asked, arrived = len(selection.clients), []
+        go_on(directory, state.metrics)
         for costs in priced:
             sums = collect(costs, selection, server, context)
             server = aggregate(costs, sums, server, context)
@@ -364,8 +366,7 @@ def conclude(
     last = next((line for line in reversed(state.metrics) if "test_loss" in line), {})
     counted = state.health.warnings(state.dropped)
     odd, diverged = conclusions(state.server, algorithm.start(plan.initial), state.client_state, algorithm.ensemble)
-    state.ended, state.failure = True, state.health.failure(state.dropped) or diverged
-    failure = state.failure
+    state.ended, state.failure = True, (failure := state.health.failure(state.dropped) or diverged)
     state.health.tell(str(directory.path) if directory is not None else algorithm.name, "failure", failure)
     # What only the experimenter may know stays out of what others read.
     seen_anyway = not (plan.channel.amplified or conceals(plan))
@@ -390,6 +391,7 @@ def conclude(
         **({"failure": failure} if seen_anyway else {}),
     }
     if directory is not None:
+        go_on(directory, state.metrics)
         directory.end(state.checkpoint(), state.metrics, statement, summary)
     path = None if directory is None else directory.path
     final, seen = algorithm.eval_parameters(state.server), recorder.transcript()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -31,6 +31,8 @@ from privfl.simulation.archive import Archive, encode_archive, open_archive
 Tensors = dict[str, Tensor]
 FOLDER = "transcript"
 MEND = "restore it, or record the run again"
+EARLIER = "earlier"
+"""Where ``facts.json`` holds the digest by which rounds name it that an earlier version of privfl recorded."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +156,13 @@ class Transcript(Sequence[SeenRound]):
         observer: Observer,
         rounds: Sequence[SeenRound | Path],
         factory: Callable[[int], nn.Module] | None = None,
-        digest: str | None = None,
+        digests: Collection[str] = (),
     ) -> None:
         """``rounds`` in order, in memory or as files; ``factory`` builds the network if its name cannot.
 
-        Rounds in files have to belong to the facts whose ``digest`` is given.
+        Rounds in files have to belong to the facts that have these ``digests``.
         """
-        self.facts, self.observer, self._digest = facts, observer, digest
+        self.facts, self.observer, self._digests = facts, observer, digests
         self._rounds, self._factory = list(rounds), factory
 
     @classmethod
@@ -180,17 +182,22 @@ class Transcript(Sequence[SeenRound]):
             raise ConfigError(f"the observer is '{observer}'; choose one of {', '.join(OBSERVERS)}")
         folder = Path(path) / FOLDER if (Path(path) / FOLDER).is_dir() else Path(path)
         if not (folder / "facts.json").exists():
-            raise ConfigError(f"{path} holds no transcript; record one with simulate(…, record=True, out=…)")
+            raise ConfigError(
+                f"{path} holds no transcript; record one with `privfl run FILE --out FOLDER --set record=true`, or "
+                "from Python with simulate(…, record=True, out=…)"
+            )
         try:
             told = (folder / "facts.json").read_bytes()
             known = json.loads(told)
             recorded = [str(name) for name in known.pop("observers")]
+            known.pop(EARLIER, None)
             facts = PublicFacts(**{**known, "input_shape": tuple(known["input_shape"])})
+            digests = digests_of(told)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataError(f"cannot read {folder / 'facts.json'}: {error}; {MEND}") from error
         if observer not in recorded:
             raise ConfigError(f"{folder} holds what {', '.join(recorded)} saw, not '{observer}'; record it too")
-        return cls(facts, observer, recorded_rounds(folder), factory, digest_of(told))
+        return cls(facts, observer, recorded_rounds(folder), factory, digests)
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -206,7 +213,7 @@ class Transcript(Sequence[SeenRound]):
             return [self[place] for place in range(len(self))[index]]
         found = self._rounds[index]
         if isinstance(found, Path):
-            seen = read_round(found, public=self.observer == "public", facts=self._digest)
+            seen = read_round(found, public=self.observer == "public", facts=self._digests)
         else:
             seen = found
         return seen.before_public() if self.observer == "public" else seen
@@ -216,7 +223,7 @@ class Transcript(Sequence[SeenRound]):
 
     def before_public(self) -> Transcript:
         """The same run as the public saw it."""
-        return Transcript(self.facts, "public", self._rounds, self._factory, self._digest)
+        return Transcript(self.facts, "public", self._rounds, self._factory, self._digests)
 
     @property
     def factory(self) -> Callable[[int], nn.Module]:
@@ -244,9 +251,18 @@ class Transcript(Sequence[SeenRound]):
         return flat.module.eval()
 
 
-def digest_of(facts: bytes) -> str:
-    """What tells one ``facts.json`` from another one."""
-    return hashlib.sha256(facts).hexdigest()
+def digests_of(facts: bytes) -> tuple[str, ...]:
+    """By what rounds name the ``facts.json`` that they belong to: first by what they do now.
+
+    How many rounds are planned is left out, since a run may be extended; earlier versions hashed the file as it was.
+
+    Raises:
+        ValueError, KeyError, AttributeError: these are no facts.
+    """
+    known = json.loads(facts)
+    known.pop("rounds")
+    earlier = known.pop(EARLIER, hashlib.sha256(facts).hexdigest())
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest(), str(earlier)
 
 
 def recorded_rounds(folder: Path) -> list[Path]:
@@ -283,17 +299,17 @@ def encode_round(seen: SeenRound, facts: str | None = None) -> bytes:
     return encode_archive({"number": seen.number, "facts": facts, "phases": phases, "sizes": sizes}, arrays)
 
 
-def read_round(path: Path, *, public: bool = False, facts: str | None = None) -> SeenRound:
+def read_round(path: Path, *, public: bool = False, facts: Collection[str] = ()) -> SeenRound:
     """The round that :func:`encode_round` described; with ``public`` only the released model is read.
 
     Raises:
-        DataError: it cannot be read, or does not belong to the ``facts`` of that digest.
+        DataError: it cannot be read, or does not belong to the ``facts`` of these digests.
     """
     with open_archive(path, MEND) as archive:
         meta = archive.meta
-        if facts is not None and meta["facts"] != facts:
+        if facts and meta["facts"] not in facts:
             raise DataError(f"{path} does not belong to the facts.json beside it; {MEND}")
-        if facts is not None and path.name != _round_name(int(meta["number"])):
+        if facts and path.name != _round_name(int(meta["number"])):
             raise DataError(f"{path} holds round {meta['number']}; {MEND}")
         released = archive["released"]
         if public:
@@ -301,6 +317,13 @@ def read_round(path: Path, *, public: bool = False, facts: str | None = None) ->
         exchanges = tuple(_exchange(archive, number, told) for number, told in enumerate(meta["phases"]))
         sizes = {int(client): float(size) for client, size in meta["sizes"]}
         return SeenRound(int(meta["number"]), released, exchanges, sizes)
+
+
+def facts_named_by(path: Path) -> str | None:
+    """The digest by which the round in the file ``path`` names its facts; raises what :func:`read_round` raises."""
+    with open_archive(path, MEND) as archive:
+        named: str | None = archive.meta["facts"]
+        return named
 
 
 def _exchange(archive: Archive, number: int, told: dict[str, Any]) -> Exchange:
@@ -330,9 +353,10 @@ def _exchange(archive: Archive, number: int, told: dict[str, Any]) -> Exchange:
     )
 
 
-def encode_facts(facts: PublicFacts, observers: Sequence[Observer]) -> bytes:
-    """``facts.json``: the facts, and who is recorded."""
-    return (json.dumps({"observers": list(observers), **asdict(facts)}, indent=2) + "\n").encode()
+def encode_facts(facts: PublicFacts, observers: Sequence[Observer], earlier: str | None = None) -> bytes:
+    """``facts.json``: the facts, who is recorded, and the digest by which rounds of an ``earlier`` version name it."""
+    told = {"observers": list(observers), **asdict(facts), **({} if earlier is None else {EARLIER: earlier})}
+    return (json.dumps(told, indent=2) + "\n").encode()
 
 
 def _array(value: Tensor) -> NDArray[Any]:

@@ -171,6 +171,14 @@ class Results:
             ConfigError: no run has the metric.
             DataError: no run is done.
         """
+        failed = [one for one in self.members if one.state in ("failed", "impossible")]
+        if not self.done and failed:
+            count = len(self.members)
+            many = f"all {count}" if len(failed) == count > 1 else f"{len(failed)} of {count}"
+            raise DataError(
+                f"no run of '{self.title}' is done: {many} runs failed, the first because "
+                f"{failed[0].reason.rstrip('.') or 'of nothing that is known'}; mend that and repeat `privfl study run`"
+            )
         if not self.done:
             raise DataError(f"no run of '{self.title}' is done yet; `privfl study status` says how far it is")
         if all(math.isnan(self.judge(one)[1]) for one in self.done):

@@ -51,7 +51,12 @@ def test_the_starter_study_runs_as_it_is(here):
     small = ("--set", "rounds=1", "--set", "study.seeds=1", "--processes", "1")
     code, out, err = privfl("study", "run", "study.toml", *small, "--json")
     assert code == 0, err
-    assert {row["method"] for row in json.loads(out)["rows"]} == {"FedAvg", "Ditto"}
+    rows = json.loads(out)["rows"]
+    assert {row["method"] for row in rows} == {"FedAvg", "Ditto"}
+    assert {row["method"]: row["judged_by"] for row in rows} == {
+        "FedAvg": "local_accuracy",
+        "Ditto": "personal_accuracy",
+    }, "models for each client are compared on the clients' own tests"
 
 
 def test_nothing_that_is_there_is_overwritten(here):

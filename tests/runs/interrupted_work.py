@@ -68,6 +68,11 @@ def seldom_saved_run(out):
     run(out, checkpoint_seconds=600.0)
 
 
+def extended_run(out):
+    """The same for twice as many rounds, from where a shorter one ended."""
+    run(out, rounds=4)
+
+
 def vectorised_run(out):
     """The same with clients side by side."""
     run(out, rounds=2, engine="vectorised")

@@ -31,6 +31,7 @@ def without_takeovers(caplog):
         (interrupted_work.seldom_saved_run, 8),
         (interrupted_work.vectorised_run, 5),
         (interrupted_work.banded_run, 5),
+        (interrupted_work.extended_run, 8),
         (interrupted_work.study, 4),
         (interrupted_work.attack, 4),
         (interrupted_work.audit, 4),
@@ -41,6 +42,8 @@ def test_what_was_interrupted_at_any_step_and_repeated_comes_to_the_same(tmp_pat
     out.parent.mkdir()
     if work is interrupted_work.attack:
         interrupted_work.recorded(out)
+    if work is interrupted_work.extended_run:
+        interrupted_work.run(out, rounds=2)
     _, states = disk.interruptions(out, functools.partial(work, out))
     whole = disk.result(out)
     assert len(states) >= tried
@@ -51,6 +54,21 @@ def test_what_was_interrupted_at_any_step_and_repeated_comes_to_the_same(tmp_pat
         assert found.keys() == whole.keys(), (how, step)
         assert [name for name in whole if found[name] != whole[name]] == [], (how, step)
         assert not any(name.endswith(("noise.key", "holder.json", ".part")) for name in found)
+
+
+def test_until_an_extension_sends_something_the_statement_stays_and_afterwards_it_is_gone(tmp_path):
+    out = tmp_path / "runs" / "out"
+    interrupted_work.run(out, rounds=2)
+    told, found = (out / "statement.json").read_bytes(), set()
+    _, states = disk.interruptions(out, functools.partial(interrupted_work.extended_run, out))
+    for step, how, state in states:
+        disk.lay(out, state)
+        shown = [*out.glob("transcript/round-*.npz")][2:] + (out / "rounds.jsonl").read_text().splitlines()[2:]
+        stays = (out / "statement.json").exists() and (out / "statement.json").read_bytes() == told
+        assert not (stays and shown), (how, step)
+        assert not ((out / "summary.json").exists() and 0 < len(shown) < 4), (how, step)
+        found.add((stays, bool(shown)))
+    assert found == {(True, False), (False, False), (False, True)}
 
 
 @pytest.fixture(scope="module")

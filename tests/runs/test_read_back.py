@@ -198,6 +198,20 @@ def test_a_run_on_arrays_names_its_data_and_goes_on_when_they_are_handed_over(tm
     assert torch.equal(again.parameters, run.parameters)
 
 
+def test_a_file_of_data_that_was_changed_is_named_with_the_mend(tmp_path):
+    rows = [f"{row % 3},{row * 7 % 11},{row % 5},{row % 2}" for row in range(60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["hospital,age,dose,ill", *rows]) + "\n")
+    arrays = {"file": str(tmp_path / "rows.csv"), "target": "ill", "client": "hospital"}
+    settings = {"rounds": 1, "arrays": arrays, "engine": "loop", "workers": 1}
+    Experiment.from_dict(settings).run(tmp_path / "run")
+    with (tmp_path / "rows.csv").open("a") as file:
+        file.write("1,1,1,1\n")
+    code, _, err = privfl("run", tmp_path / "run", "--resume", "--set", "rounds=2")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "rows.csv is not what this run began with: " in err
+    assert err.endswith(" here; restore it, or choose another --out\n")
+
+
 def test_other_data_than_the_runs_are_refused(tmp_path):
     simulate(hospitals(), out=tmp_path / "run", record=True)
     code, _, err = command("attack", tmp_path / "run", f'task = "tests.own_parts:other_hospitals"\n{ATTACK}')

@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,46 +14,7 @@ from privfl.experiment import Experiment
 from privfl.files import sha256, write_json
 from privfl.simulation.run_directory import CHECKPOINT, EXTENSION, RunDirectory
 from tests.commands.command_line import privfl
-
-rng = np.random.default_rng(1)
-TASK = pf.Task.from_arrays(
-    rng.normal(size=(48, 5)).astype(np.float32),
-    np.arange(48) % 3,
-    clients=np.repeat(np.arange(6), 8),
-    test=(rng.normal(size=(12, 5)).astype(np.float32), np.arange(12) % 3),
-    classes=3,
-)
-CLIENT_NOISE = (pf.AdaptiveClip(1.0, count_noise=5.0), pf.GaussianNoise(1.0))
-SETTINGS = {
-    "nothing private": {"algorithm": pf.Scaffold()},
-    "what clients keep": {"algorithm": pf.Ditto(), "training": pf.LocalTraining(learning_rate_decay=0.9)},
-    "noise at the door": {
-        "algorithm": pf.FedSampling(samples_per_round=12),
-        "privacy": pf.Privacy(
-            training=pf.DPSGD(noise_multiplier=1.0, noise_at="server"),
-            size=pf.LaplaceSize(3.0, 20),
-            max_size_error=9.0,
-            noise_key=1,
-        ),
-    },
-    "a secret draw": {
-        "algorithm": pf.FedAvg("uniform"),
-        "privacy": pf.Privacy(update=CLIENT_NOISE, noise_key=1),
-        "cohort": pf.PoissonCohort(0.5),
-    },
-    "a secure sum": {
-        "algorithm": pf.FedAvg("uniform"),
-        "privacy": pf.Privacy(
-            update=(pf.Clip(1.0), pf.DiscreteGaussianNoise(2.0), pf.SecureSum(mode="ideal")), noise_key=1
-        ),
-    },
-}
-
-
-def train(out, rounds, *, resume=False, callbacks=(), **settings):
-    execution = pf.Execution(device="cpu", engine="loop", workers=1, checkpoint_seconds=0)
-    common = {"task": TASK, "evaluate_every": 2, "execution": execution, "out": out, "callbacks": callbacks}
-    return pf.simulate(**common, **settings, rounds=rounds, resume=resume)
+from tests.simulation.extended_runs import NOISY, SETTINGS, Stopped, stop_after, train
 
 
 def same(run, other):
@@ -78,18 +38,6 @@ def test_a_run_that_goes_on_equals_one_that_was_planned_so_long(tmp_path, name):
     same(train(tmp_path / "longer", 8, resume=True, **SETTINGS[name]), whole)
     same(train(tmp_path / "longer", 8, resume=True, **SETTINGS[name]), whole)
     assert not (tmp_path / "longer" / "noise.key").exists()
-
-
-class Stopped(Exception):
-    pass
-
-
-def stop_after(round):
-    def stop(simulation, line):
-        if line["round"] == round:
-            raise Stopped
-
-    return [stop]
 
 
 def test_one_that_was_interrupted_goes_on_for_more_and_so_does_an_extension(tmp_path):
@@ -149,9 +97,6 @@ def test_a_run_whose_key_is_erased_goes_on_under_another_one_and_is_charged_for_
     whole = train(tmp_path / "whole", 6, **settings)
     assert longer.statement.to_json() == whole.statement.to_json()
     assert not (tmp_path / "run" / "noise.key").exists()
-
-
-NOISY = {"algorithm": pf.FedAvg("uniform"), "privacy": pf.Privacy(update=(pf.Clip(1.0), pf.GaussianNoise(1.0)))}
 
 
 def ended(tmp_path, rounds=3, **settings):

@@ -189,3 +189,28 @@ def test_the_command_ends_with_a_reason_and_a_study_goes_on(tmp_path):
         failed, done = study.run(tmp_path / "study", processes=1).members
         assert (done.method, done.state, failed.state) == ("good", "done", "failed")
         assert failed.reason.startswith("the run ended without having learnt: no upload could be used")
+
+
+@pytest.mark.parametrize(
+    ("reason", "mend"),
+    [
+        ("First made an update of shape (3,) of one of (9,); let …", "correct that mechanism of privacy.update"),
+        ("First made a NoneType of an update; let …", "correct that mechanism of privacy.update"),
+        ("First sent a 'told' outside of ±1", "correct side_report of that mechanism of privacy.update"),
+        ("the mechanisms of privacy.update made an update that is not finite", "lower training.learning_rate or look"),
+        ("sent a non-finite 'update'", "lower training.learning_rate or look at what clients hold"),
+        ("sent 'update' longer than max_upload_norm = 1e+12", "lower training.learning_rate or look at what clients"),
+        ("sent no 'update'", "let the algorithm's finish() return what its fields() declare"),
+        ("sent 'update' of shape (3,)", "let the algorithm's finish() return what its fields() declare"),
+        ("did not answer within 3 s", "start the clients, and look at the federation's url"),
+        ("agreed to another policy", "let every client agree to the policy of this run"),
+        ("took part in a secure sum that was aborted", "look at what clients hold"),
+    ],
+)
+def test_the_mend_is_that_of_the_most_frequent_reason(reason, mend):
+    dropped = Counter({reason: 3, "sent a non-finite 'other'": 1})
+    if "secure sum" in reason:
+        dropped = Counter({reason: 3})
+    told = Health(rounds=2, failed=2, asked=4).failure(dropped)
+    assert told.startswith("no upload could be used in any of 2 rounds (3 ")
+    assert told.rpartition("); ")[2].startswith(mend)

@@ -255,7 +255,7 @@ def test_a_network_of_the_users_own_needs_its_factory(tmp_path):
 
 def test_what_cannot_be_read_or_recorded_is_said(tmp_path, plain):
     out, _ = plain
-    with pytest.raises(pf.ConfigError, match="holds no transcript"):
+    with pytest.raises(pf.ConfigError, match=r"no transcript; .*`privfl run FILE --out FOLDER --set record=true`"):
         pf.Transcript.load(tmp_path)
     with pytest.raises(pf.ConfigError, match="neighbour"):
         pf.Transcript.load(out, "neighbour")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from dataclasses import replace
 
 import pytest
 from scipy import stats
@@ -61,7 +62,12 @@ def test_a_claim_is_the_largest_over_the_seeds_and_failed_runs_are_counted():
 
 def test_nothing_done_and_no_such_metric_are_said():
     with pytest.raises(DataError, match="no run of 't' is done yet"):
-        Results("t", [member("a", 0, state="failed")]).rows()
+        Results("t", [member("a", 0, state="waiting")]).rows()
+    failed = [replace(member("a", seed, state="failed"), reason=f"disk {seed} is full.") for seed in range(2)]
+    with pytest.raises(DataError, match=r"'t' is done: all 2 runs failed, the first because disk 0 is full; mend that"):
+        Results("t", failed).rows()
+    with pytest.raises(DataError, match="'t' is done: 2 of 3 runs failed, the first because disk 0 is full; mend"):
+        Results("t", [*failed, member("a", 2, state="waiting")]).rows()
     with pytest.raises(ConfigError, match="unknown metric 'acuracy': did you mean 'test_accuracy'"):
         Results("t", [member("a", 0, test_accuracy=0.8)], metric="acuracy").rows()
 

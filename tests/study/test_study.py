@@ -96,7 +96,9 @@ def test_an_error_that_is_no_users_fault_leaves_its_traceback_until_the_run_succ
     assert "ZeroDivisionError: by a loss of one's own" in failure
     (left,) = tmp_path.glob("runs/*/error.txt")
     assert "ZeroDivisionError" in left.read_text(encoding="utf-8")
-    with pytest.raises(DataError, match="no run of 't' is done yet"):
+    with pytest.raises(
+        DataError, match="no run of 't' is done: 1 of 1 runs failed, the first because ZeroDivisionError"
+    ):
         report_directory(tmp_path / NAME)
     assert had(tmp_path, one) == []
     assert not left.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privfl.errors import PrivacyError
+from privfl.errors import ConfigError, PrivacyError, brief
 from privfl.plain_tensors import plain
 from privfl.privacy.channel import link_noise
 from privfl.privacy.channel.chain import Chain
 from privfl.privacy.channel.own_noise import on_a_grid
 from privfl.privacy.mechanisms.clip import norm, scale_to_norm
 from privfl.privacy.mechanisms.mechanism import ChannelRound, Mechanism
-from privfl.privacy.noise.source import NoiseStream
+from privfl.privacy.noise.source import NoiseSource, NoiseStream
 from privfl.references import shipped
 
 Look = Callable[[Mechanism | None], None]
@@ -27,6 +28,48 @@ of any part which clients run."""
 
 class BrokenUpload(PrivacyError):
     """A mechanism made something of an update that cannot be added up."""
+
+
+class NotFinite(BrokenUpload):
+    """It has numbers that are not finite."""
+
+
+def check_links(chain: Chain, round: ChannelRound, like: Tensor) -> None:
+    """Let public numbers shaped as ``like`` pass the links of ``chain`` that are from outside, before clients train.
+
+    What goes wrong with these would go wrong with every update. Each link that can be copied is tried as a copy, so
+    that nothing of the trial stays with it; one that cannot be copied is not tried.
+
+    Raises:
+        ConfigError: a link fails, or makes something of them that cannot be added up.
+    """
+    if all(shipped(type(link)) for link in chain.links):
+        return
+    noise = NoiseSource.from_key(0).apart("trial").stream("client", 0, 0)
+    numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
+    update = within_bound(numbers, min(round.bound, 1.0) / 2)
+    for link in chain.links:
+        if shipped(type(link)) or link.kind == "sum" or link.adds_at == "share":
+            continue
+        name = type(link).__name__
+        try:
+            alone = replace(chain, links=(copy.deepcopy(link),))
+        except Exception:  # whatever objects of others raise that are not to be copied
+            continue
+        try:
+            pass_links(alone, update.clone(), noise, round, broken=False)
+        except NotFinite as error:
+            raise ConfigError(
+                f"{name} of privacy.update makes something that is not finite of {update.numel()} public numbers "
+                "before the run; let its at_client return finite numbers"
+            ) from error
+        except BrokenUpload as error:
+            raise ConfigError(f"privacy.update, tried on public numbers before the run: {error}") from error
+        except Exception as error:
+            raise ConfigError(
+                f"{name} of privacy.update fails on {update.numel()} public numbers before the run "
+                f"({brief(f'{type(error).__name__}: {error}', 200)}); let its at_client take any update"
+            ) from error
 
 
 def pass_links(
@@ -70,7 +113,7 @@ def pass_links(
 def _finite(update: Tensor) -> Tensor:
     """``update``, if it is finite."""
     if not math.isfinite(float(update.sum())) and not bool(torch.isfinite(update).all()):
-        raise BrokenUpload("the mechanisms of privacy.update made an update that is not finite")
+        raise NotFinite("the mechanisms of privacy.update made an update that is not finite")
     return update
 
 
@@ -100,7 +143,10 @@ def _as_update(link: Mechanism, given: Any, update: Tensor) -> Tensor:
     if made is None:
         raise BrokenUpload(f"{name} made a {type(given).__name__} of an update; let at_client return a plain tensor")
     if made.shape != update.shape:
-        raise BrokenUpload(f"{name} made an update of shape {tuple(made.shape)} of one of {tuple(update.shape)}")
+        raise BrokenUpload(
+            f"{name} made an update of shape {tuple(made.shape)} of one of {tuple(update.shape)}; let at_client return "
+            "one of the shape that it is given"
+        )
     if made.dtype not in (torch.float32, torch.float64):
         raise BrokenUpload(f"{name} made an update of {made.dtype}; return the numbers as float32")
     return made.contiguous()

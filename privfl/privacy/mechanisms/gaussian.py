@@ -42,7 +42,8 @@ class GaussianNoise(Mechanism):
     ==========================  ========================================================================
 
     Args:
-        noise_multiplier: z ≥ 0, the standard deviation of the noise divided by the clipping bound.
+        noise_multiplier: z ≥ 0, the standard deviation of the noise divided by the clipping bound. It takes no target
+            ε; `privfl account noise` finds the z that meets one.
         at: who adds it: the ``server``, once to the sum, or every ``client`` to its own update.
     """
 

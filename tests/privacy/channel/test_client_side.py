@@ -1,7 +1,7 @@
 """What leaves a client: links in their order, a bound that is kept to, and uploads that are broken."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ import torch
 
 import privfl as pf
 from privfl.privacy.channel.chain import Chain
-from privfl.privacy.channel.client_side import BrokenUpload, pass_links, within_bound
+from privfl.privacy.channel.client_side import BrokenUpload, check_links, pass_links, within_bound
 from privfl.privacy.mechanisms.clip import norm, scale_to_norm
 from privfl.privacy.mechanisms.mechanism import Mechanism
 from privfl.privacy.noise.source import NoiseSource
@@ -217,3 +217,70 @@ def test_what_is_written_on_an_update_does_not_stand_in_for_its_methods():
 
     sent, _ = passed(Making(written), pf.Clip(BOUND))
     assert norm(sent) <= BOUND
+
+
+@dataclass(frozen=True)
+class Noting(Mechanism):
+    """Makes ``made`` of every update, and notes that it did."""
+
+    kind = "transform"
+
+    made: object
+    noted: list
+
+    def at_client(self, update, noise, round):
+        self.noted.append(float(update.norm()))
+        return self.made(update)
+
+
+@dataclass(frozen=True)
+class NotingBound(Noting):
+    kind = "bound"
+
+    def norm_bound(self, server):
+        return BOUND
+
+
+@dataclass(frozen=True)
+class NotingNoise(Noting):
+    kind = "noise"
+    adds_at = "client"
+
+
+MADE = {
+    "shape": (lambda update: update[:10], r"made an update of shape \(10,\) of one of \(650,\); let at_client return"),
+    "none": (lambda update: None, "made a NoneType of an update; let at_client return a plain tensor"),
+    "type": (lambda update: update.int(), r"made an update of torch\.int32; return the numbers as float32"),
+    "finite": (lambda update: update.log(), "makes something that is not finite of 650 public numbers before the run"),
+    "fails": (
+        lambda update: update @ torch.ones(3),
+        r"fails on 650 public numbers before the run \(Runtime.*\); let",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [Noting, NotingBound, NotingNoise])
+@pytest.mark.parametrize("made", MADE)
+def test_a_link_of_ones_own_is_tried_before_anybody_trains(kind, made):
+    what, told = MADE[made]
+    link, rounds = kind(what, []), []
+    update = {Noting: (link, pf.Clip(BOUND)), NotingBound: (link,), NotingNoise: (pf.Clip(BOUND), link)}[kind]
+    task = pf.load("digits", partition=pf.IID(clients=3), model="logistic")
+    with pytest.raises(pf.ConfigError, match=f"{kind.__name__}.* {told}"):
+        pf.simulate(task, pf.FedAvg("uniform"), rounds=1, privacy=pf.Privacy(update=update), callbacks=[rounds.append])
+    assert (rounds, link.noted) == ([], [])
+
+
+def test_the_trial_leaves_nothing_and_takes_numbers_within_the_bound():
+    norms = []
+    link = Making(lambda update: norms.append(float(update.norm())) or update)
+    told = replace(round_with(), bound=BOUND)
+    check_links(Chain.of([link, pf.Clip(BOUND)]), told, torch.zeros(40))
+    check_links(Chain.of([pf.Clip(BOUND)]), told, torch.zeros(40))
+    assert norms == [pytest.approx(0.5, rel=1e-5)]
+
+
+def test_a_side_value_beyond_what_is_declared_is_found_in_the_trial():
+    with pytest.raises(pf.ConfigError, match=r"Telling sent a 'told' outside of ±0\.5"):
+        check_links(Chain.of([Telling(0.6)]), round_with(), torch.zeros(4))
+    check_links(Chain.of([Telling(0.4)]), round_with(), torch.zeros(4))
