@@ -185,11 +185,13 @@ def _owner(kind: Any) -> str:
 
 @functools.cache
 def _keywords(kind: Any) -> tuple[str, ...] | None:
-    """What the class ``kind`` can be made with by name; ``None`` if with anything."""
+    """What the class ``kind`` can be made with by name; ``None`` if its constructor is not that of its fields."""
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return None
-    return tuple(one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+    names = tuple(one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+    own = is_dataclass(kind) and set(names) != {item.name for item in fields(kind) if item.init}
+    return None if own else names
 
 
 @functools.cache

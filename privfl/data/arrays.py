@@ -195,10 +195,11 @@ def check_values(label: str, values: Tensor, vocabulary: int | None = None, rows
 
 
 def check_exact(label: str, values: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> None:
-    """Refuse whole ``values`` [*rows.shape, ...] that float32 may not hold as they are.
+    """Refuse whole ``values`` that float32 may not hold as they are.
 
     Raises:
-        DataError: with the place in the user's array, of which ``values`` are the rows ``rows``.
+        DataError: with the place in the user's array, of which ``values`` are the rows ``rows``, an array of any shape
+            with which theirs begins.
     """
     if values.dtype.kind not in "iu" or values.dtype.itemsize <= 2 or not values.size:
         return

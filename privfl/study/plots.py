@@ -189,10 +189,10 @@ def run_charts(metrics: Sequence[Metrics], measure: Measure = ACCURACY) -> dict[
 
 def clients_chart(report: PartitionReport) -> Chart:
     """How many examples each client holds, and of which classes where there are few enough to see them."""
-    sizes, total = report.sizes, len(report.counts)
+    sizes, total = report.sizes, report.held.shape[0]
     summary = f"{total:,} clients hold {sizes.min():,} to {sizes.max():,} examples each"
     order = np.argsort(-sizes, kind="stable")
-    if total > SHOWN or report.counts.shape[1] == 1:
+    if total > SHOWN or report.held.shape[1] == 1:
         chart = Chart(f"{summary}; the clients stand in the order of their size", ("client", "examples"))
         axes = chart.panel()
         marked = few(total)
@@ -203,7 +203,7 @@ def clients_chart(report: PartitionReport) -> Chart:
         axes.set_ylabel("examples")
         axes.set_ylim(bottom=0)
         return chart
-    classes = report.counts.shape[1]
+    counts, classes = report.counts, report.held.shape[1]
     chart = Chart(
         f"{summary}; the larger a dot, the larger the class's share of the client's examples",
         ("client", "examples", *(f"class {one}" for one in range(classes))),
@@ -211,7 +211,7 @@ def clients_chart(report: PartitionReport) -> Chart:
     )
     axes = chart.panel()
     axes.grid(visible=False)
-    shares = report.counts / sizes[:, None]
+    shares = counts / sizes[:, None]
     steps = [(0.0, 0.05, 2.0), (0.05, 0.15, 4.0), (0.15, 0.35, 6.5), (0.35, 0.7, 9.0), (0.7, 1.0, 11.5)]
     for low, high, marker in steps:
         where = np.argwhere((shares > low) & (shares <= high))
@@ -219,11 +219,10 @@ def clients_chart(report: PartitionReport) -> Chart:
             look: dict[str, Any] = {"color": COLOURS[0], "marker": "o", "linestyle": "", "markersize": marker}
             name = f"≤ {100 * high:.0f} %"
             (line,) = axes.plot(where[:, 1], where[:, 0], label=name, **look)
-            texts = [f"client {client}, class {one}: {report.counts[client, one]:,} examples" for client, one in where]
+            texts = [f"client {client}, class {one}: {counts[client, one]:,} examples" for client, one in where]
             chart.tell(line, texts)
     chart.rows = [
-        (str(client), f"{sizes[client]:,}", *(f"{count:,}" for count in report.counts[client]))
-        for client in range(total)
+        (str(client), f"{sizes[client]:,}", *(f"{count:,}" for count in counts[client])) for client in range(total)
     ]
     axes.set(xlim=(-0.6, classes - 0.4), ylim=(total - 0.4, -0.6), xlabel="class", ylabel="client")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=13))

@@ -182,7 +182,7 @@ def _examples(folder: Path, statement: Statement) -> int:
     """How many examples the run in ``folder`` trained on; where that was not noted, as many as its statement says."""
     report = read_clients(folder)
     if report is not None:
-        return int(report.counts.sum())
+        return int(report.sizes.sum())
     return math.floor(1 / statement.delta) + 1 if doubted(statement, "sample") else 0
 
 

@@ -152,7 +152,7 @@ def test_data_of_ones_own_that_change_are_another_run(tmp_path, monkeypatch):
     assert runs[0] != runs[1]
     again = Experiment.of_run(Path("out", "runs", runs[1]))
     assert again.task().content() == Experiment.from_dict(base).task().content()
-    with pytest.raises(ConfigError, match="is not the task of this run: inputs is"):
+    with pytest.raises(ConfigError, match=r"data\.npz is not what this run began with: inputs is"):
         Experiment.of_run(Path("out", "runs", runs[0])).task()
 
 

@@ -8,15 +8,17 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import privfl as pf
+from privfl.data.partitions import describe
 from privfl.errors import DataError
 from privfl.experiment import Experiment
-from privfl.study.clients import in_words, read_clients
+from privfl.study.clients import in_words, read_clients, write_clients
 from privfl.study.plots import finite, pareto
 from privfl.study.report import report_directory
 from privfl.study.store import CELLS
@@ -194,7 +196,21 @@ def test_the_clients_of_a_run_are_recorded_told_and_drawn(tmp_path):
         assert (place / "figures" / "clients.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"counts": [[1, 2], [0, 0]]}', '{"counts": 3}'])
+def test_counts_of_many_clients_and_classes_are_written_without_their_zeros(tmp_path):
+    parts = np.split(np.arange(4000), 2000)
+    report = describe(parts, np.arange(4000) % 2000, 2000)
+    task = SimpleNamespace(report=report)
+    write_clients(tmp_path, task)
+    assert (tmp_path / "clients.json").stat().st_size < 500_000  # as a table it has 12 MB
+    read = read_clients(tmp_path)
+    assert (read.held != report.held).nnz == 0
+    assert read.sizes.tolist() == report.sizes.tolist()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"counts": [[1, 2], [0, 0]]}', '{"counts": 3}', '{"counts": {"shape": [1, 2]}}'],
+)
 def test_damaged_counts_are_one_sentence(tmp_path, content):
     (tmp_path / "clients.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=r"clients\.json is damaged"):
