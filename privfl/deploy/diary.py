@@ -27,9 +27,10 @@ from privfl.algorithms.base import Tensors
 from privfl.errors import DataError, PrivflError
 from privfl.files import cannot_write, read_json, remove, write_json, write_whole
 from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.release import SIZE_RESPONSE
 from privfl.privacy.noise.source import KEY_BYTES, NoiseSource
 from privfl.privacy.secagg.store import FolderStore
-from privfl.privacy.sizes.known_sizes import SIZE, SIZE_RESPONSE
+from privfl.privacy.sizes.known_sizes import SIZE
 from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.archive import encode_archive, open_archive
 

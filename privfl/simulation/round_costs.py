@@ -16,12 +16,12 @@ from privfl.errors import ConfigError, PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.calibration import noise_multiplier_for
 from privfl.privacy.accounting.claims import too_large
-from privfl.privacy.accounting.release import Release, pure_cost
+from privfl.privacy.accounting.release import BARE_TRAINING, Release, pure_cost
 from privfl.privacy.accounting.tracker import EpsilonTracker
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import Epochs, LocalTraining, draws_poisson, private_plan
 from privfl.privacy.door.dpsgd import DPSGD
-from privfl.privacy.door.log import BARE_TRAINING, DoorLog
+from privfl.privacy.door.log import DoorLog
 from privfl.privacy.settings import Budget
 
 ADAPTIVE = (

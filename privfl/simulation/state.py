@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from privfl.algorithms.base import Tensors
 from privfl.errors import DataError
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.sizes.known_sizes import SIZE, SIZE_RESPONSE, Sizes
+from privfl.privacy.accounting.release import SIZE_RESPONSE
+from privfl.privacy.sizes.known_sizes import SIZE, Sizes
 from privfl.privacy.sizes.responses import SizeResponses
 from privfl.simulation.checkpoint import MEND, Checkpoint
 from privfl.simulation.health import Health

@@ -10,7 +10,7 @@ import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.federation.client_index import ClientIndex
-from privfl.privacy.door.log import BARE_TRAINING
+from privfl.privacy.accounting.release import BARE_TRAINING
 from tests.algorithms.federation import digits_task, initial, uploads
 from tests.algorithms.test_baselines import quadratic_task
 from tests.algorithms.test_scaffold import (

@@ -10,8 +10,8 @@ import privfl as pf
 from privfl.algorithms.declarations import declared
 from privfl.errors import ConfigError
 from privfl.federation.client_index import ClientIndex
+from privfl.privacy.accounting.release import BARE_TRAINING
 from privfl.privacy.door.contract import Batch
-from privfl.privacy.door.log import BARE_TRAINING
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, full_gradient, initial, task_of, uploads
 from tests.algorithms.test_baselines import quadratic_task

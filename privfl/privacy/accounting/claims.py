@@ -19,8 +19,17 @@ from privfl.privacy.accounting.events import InfiniteLoss, Kind, describe, eleme
 from privfl.privacy.accounting.ledger import Histories, Ledger
 from privfl.privacy.accounting.loss import Array
 from privfl.privacy.accounting.population import Population, account
-from privfl.privacy.accounting.release import OBSERVERS, UNITS, Observer, Release, Unit
-from privfl.privacy.accounting.statement import NOTHING, RELATIONS, Cell, Counted, Distribution, Statement
+from privfl.privacy.accounting.release import (
+    BARE_TRAINING,
+    NO_CLIENT_NOISE,
+    OBSERVERS,
+    SIZE_RESPONSE,
+    UNITS,
+    Observer,
+    Release,
+    Unit,
+)
+from privfl.privacy.accounting.statement import NOTHING, RELATIONS, Answers, Cell, Counted, Distribution, Statement
 
 TOO_LARGE = (
     "delta = {:g} is above one over the number of {}: what a claim at this delta allows may show one of them as it is. "
@@ -97,15 +106,13 @@ def _cell(
     priced = [price(release, unit, observer) for release in histories.releases]
     kinds, counts, leaking = in_kinds(histories, priced)
     key = (tuple(kinds), counts.shape, counts.data.tobytes(), counts.indices.tobytes(), counts.indptr.tobytes())
-    if kinds and (interval or not leaking.all()) and key not in done:
+    if kinds and not leaking.all() and key not in done:
         done[key] = account(kinds, counts, delta, interval=interval)
     epsilons: Array = done[key].epsilons.copy() if key in done else np.zeros(len(histories))
     epsilons[leaking] = math.inf
     worst = int(np.argmax(epsilons)) if leaking.any() or key not in done else done[key].worst
     note = done[key].note if key in done and not leaking.any() else ""
     reasons = _reasons(histories, priced)
-    told = reasons and not weak and key in done and math.isfinite(done[key].bound.epsilon)
-    alone = done[key].bound.epsilon if told else None
     if weak and key in done and not leaking.any() and epsilons[worst] == 0:
         names = ", ".join(dict.fromkeys(release.name for release in histories.row(worst)))
         reasons, epsilons = (f"{names}: {EMPTY.format(delta, _PLURALS[unit])}",), np.full(len(histories), math.inf)
@@ -120,11 +127,11 @@ def _cell(
         observer=observer,
         relation=RELATIONS[unit],
         bound=bound,
-        releases=_counted(histories.row(worst), dict(zip(histories.releases, priced, strict=True)), unit, observer),
+        releases=_counted(histories.row(worst), unit, observer),
         reasons=reasons,
         clients=_distribution(epsilons, histories, worst),
         note=note,
-        alone=alone,
+        answers=_answers(histories, priced, delta) if interval and leaking.any() and not weak else None,
     )
 
 
@@ -168,9 +175,30 @@ def _reasons(histories: Histories, priced: Sequence[dict[Kind, int] | str]) -> t
     return tuple(f"{', '.join(who)}: {reason}" for reason, who in names.items())
 
 
-def _counted(
-    history: Mapping[Release, int], priced: Mapping[Release, dict[Kind, int] | str], unit: Unit, observer: Observer
-) -> tuple[Counted, ...]:
+def _answers(histories: Histories, priced: Sequence[dict[Kind, int] | str], delta: float) -> Answers | None:
+    """What answers about sizes cost by themselves, if training alone has no price, for want of a mechanism.
+
+    Each answer is made of a size and of the client's own coins, so it is private whatever training sends. Of no other
+    message is anything said: one that was computed from unprotected ones, or is the very one that a defect of the run
+    took the guarantee from, costs nobody knows what without them.
+    """
+    made = np.asarray(histories.counts.sum(axis=0)).reshape(-1) > 0
+    happened = [(release, cost) for release, cost, did in zip(histories.releases, priced, made, strict=True) if did]
+    if any(cost not in (BARE_TRAINING, NO_CLIENT_NOISE) for _, cost in happened if isinstance(cost, str)):
+        return None
+    if {release.name for release, cost in happened if isinstance(cost, dict)} != {SIZE_RESPONSE}:
+        return None
+    kinds, counts, _ = in_kinds(histories, priced)
+    if not kinds:
+        return None
+    found = account(kinds, counts, delta, interval=False)
+    if not math.isfinite(found.bound.epsilon):
+        return None
+    most = sum(count for release, count in histories.row(found.worst).items() if release.name == SIZE_RESPONSE)
+    return Answers(found.bound.epsilon, most)
+
+
+def _counted(history: Mapping[Release, int], unit: Unit, observer: Observer) -> tuple[Counted, ...]:
     """The releases of one client, those of one name with different parameters taken together."""
     named: dict[str, list[tuple[Release, int]]] = {}
     for release, count in history.items():
@@ -180,8 +208,7 @@ def _counted(
         cost = max(rows, key=lambda row: row[1])[0].cost(unit, observer)
         words = "in clear" if cost is None or cost.event is None else describe(cost.event)
         more = f" (the most frequent of {len(rows)} settings)" if len(rows) > 1 else ""
-        every = all(isinstance(priced[release], dict) for release, _ in rows)
-        counted.append(Counted(name, words + more, sum(count for _, count in rows), every))
+        counted.append(Counted(name, words + more, sum(count for _, count in rows)))
     return tuple(counted)
 
 

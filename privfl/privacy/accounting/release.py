@@ -23,6 +23,12 @@ Observer = Literal["server", "public"]
 UNITS: tuple[Unit, ...] = ("sample", "client")
 OBSERVERS: tuple[Observer, ...] = ("server", "public")
 
+SIZE_RESPONSE = "size response"
+"""The release of a client's answer about its size."""
+BARE_TRAINING = "what training computes on the data is sent without a mechanism (no DP-SGD)"
+NO_CLIENT_NOISE = "updates carry no noise that covers everything one client holds"
+"""Why updates have no price that are what their algorithm makes of the data, and came about as they should."""
+
 
 @dataclass(frozen=True)
 class Cost:

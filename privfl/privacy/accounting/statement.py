@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from html import escape
 from textwrap import wrap
@@ -34,12 +34,19 @@ _WIDTHS = (24, 35, 35)
 
 @dataclass(frozen=True)
 class Counted:
-    """One release as the worst client made it: its name, its mechanism in words, how often, whether it has a price."""
+    """One release as the worst client made it: its name, its mechanism in words, how often."""
 
     name: str
     mechanism: str
     count: int
-    priced: bool = True
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a client's answers about its size cost, ``count`` of them: ``epsilon``, whatever else is sent."""
+
+    epsilon: float
+    count: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Distribution:
 class Cell:
     """The claim for one unit before one observer; ``bound.epsilon`` is ∞ exactly if there are ``reasons``.
 
-    ``alone`` is then the ε of those messages that have a price, if any do: what they cost somebody who sees no other.
+    ``answers`` about sizes have an ε of their own where only training has no mechanism.
     """
 
     unit: Unit
@@ -69,7 +76,7 @@ class Cell:
     reasons: tuple[str, ...]
     clients: Distribution
     note: str
-    alone: float | None = None
+    answers: Answers | None = None
 
     @property
     def epsilon(self) -> float:
@@ -119,6 +126,7 @@ class Statement:
                         "releases": tuple(Counted(**release) for release in cell["releases"]),
                         "reasons": tuple(cell["reasons"]),
                         "clients": Distribution(**cell["clients"]),
+                        "answers": Answers(**cell["answers"]) if cell.get("answers") else None,
                     }
                 )
                 for cell in data["cells"]
@@ -228,8 +236,8 @@ def _paragraphs(statement: Statement) -> Iterator[str]:
         yield f"({number}) No guarantee at {missing} because of {reason}"
     details: dict[str, list[str]] = {}
     for cell in statement.cells:
-        if cell.alone is not None and any(release.priced for release in cell.releases):
-            details.setdefault(_alone(cell, cell.alone), []).append(f"{cell.unit}/{cell.observer}")
+        if cell.answers is not None:
+            details.setdefault(_of_sizes(cell.answers), []).append(f"{cell.unit}/{cell.observer}")
         if cell.releases and not cell.reasons:
             details.setdefault(_details(cell), []).append(f"{cell.unit}/{cell.observer}")
     for detail, where in details.items():
@@ -239,20 +247,17 @@ def _paragraphs(statement: Statement) -> Iterator[str]:
     yield from statement.caveats
 
 
-def _alone(cell: Cell, epsilon: float) -> str:
-    made = _made(release for release in cell.releases if release.priced)
-    return f"{made} would cost at most ε = {round_up(epsilon)} without the rest."
-
-
-def _made(releases: Iterable[Counted]) -> str:
-    return "; ".join(f"{release.count} x {release.name} ({release.mechanism})" for release in releases)
+def _of_sizes(answers: Answers) -> str:
+    times = "the answer" if answers.count == 1 else f"the {answers.count} answers"
+    return f"{times} about a client's size alone: ε = {round_up(answers.epsilon)}, which says nothing of the updates."
 
 
 def _details(cell: Cell) -> str:
     spread = cell.clients
+    made = "; ".join(f"{release.count} x {release.name} ({release.mechanism})" for release in cell.releases)
     same = spread.minimum == spread.maximum
     text = "the same bound for every client" if same else f"the largest ε is that of client {spread.worst_client}"
-    text += f"; composed of {_made(cell.releases)}."
+    text += f"; composed of {made}."
     if spread.minimum < spread.maximum:
         quartiles = f"{round_up(spread.lower_quartile)}, {round_up(spread.median)}, {round_up(spread.upper_quartile)}"
         text += f" Clients: least {round_up(spread.minimum)}, quartiles {quartiles}, most {round_up(spread.maximum)}."

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from privfl.privacy.accounting.release import OBSERVERS, UNITS, Cost, Observer, Release, pure_cost, unprotected
+from privfl.privacy.accounting.release import (
+    NO_CLIENT_NOISE,
+    OBSERVERS,
+    UNITS,
+    Cost,
+    Observer,
+    Release,
+    pure_cost,
+    unprotected,
+)
 from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.log import DoorLog
 from privfl.privacy.mechanisms.mechanism import Cover
 
 POOLED = "whoever trains on pooled data holds the data"
-NO_CLIENT_NOISE = "updates carry no noise that covers everything one client holds"
 BARE_UPDATE = "the server receives every client's update without noise; noise is added only to their sum"
 BARE_SUM = "the server opens the sum of the updates without noise; noise is added only after that"
 BARE_GRADIENTS = "the server receives clipped gradients without noise; noise is added only to their sum"

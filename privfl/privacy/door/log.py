@@ -13,7 +13,6 @@ from privfl.privacy.door.dpsgd import DPSGD
 from privfl.privacy.door.noisy_total import NoisyTotal
 
 BARE_GRADIENT = "gradients are computed without a mechanism (no DP-SGD)"
-BARE_TRAINING = "what training computes on the data is sent without a mechanism (no DP-SGD)"
 BARE_TOTAL = "sums over samples are sent without a mechanism"
 BARE_SIZE = "the exact number of the client's samples is sent"
 NO_NOISE_ON_TOTAL = "sums over samples are clipped but the noise multiplier is 0"

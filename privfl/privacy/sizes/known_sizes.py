@@ -12,7 +12,6 @@ from privfl.privacy.sizes.mechanism import SizeMechanism, size_release
 from privfl.privacy.sizes.responses import SizeResponses
 
 SIZE = "size"
-SIZE_RESPONSE = "size response"
 EXACT_SIZE = everywhere(SIZE, unprotected("every client's exact number of samples is sent"))
 EXACT_SUM = everywhere(SIZE, unprotected("the exact sum of a cohort's sizes is opened with every secure sum"))
 

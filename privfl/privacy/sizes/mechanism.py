@@ -17,7 +17,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from privfl.errors import ConfigError, DataError
-from privfl.privacy.accounting.release import OBSERVERS, Cost, Observer, Release, Unit, everywhere, unprotected
+from privfl.privacy.accounting.release import (
+    OBSERVERS,
+    SIZE_RESPONSE,
+    Cost,
+    Observer,
+    Release,
+    Unit,
+    everywhere,
+    unprotected,
+)
 from privfl.privacy.accounting.stated import stating_class, unstated
 from privfl.privacy.noise.source import NoiseStream
 from privfl.privacy.sizes.estimate import SizeEstimate
@@ -235,10 +244,10 @@ class SizeMechanism(Settings, ABC):
         not state it anew, claims nothing.
         """
         if self.epsilon == math.inf:
-            return everywhere("size response", unprotected("the size response has epsilon = inf: no coin protects it."))
+            return everywhere(SIZE_RESPONSE, unprotected("the size response has epsilon = inf: no coin protects it."))
         by_unit: dict[Unit, Cost] = {"client": self.client_cost(), "sample": self.sample_cost()}
         cells: dict[tuple[Unit, Observer], Cost] = {(u, o): cost for u, cost in by_unit.items() for o in OBSERVERS}
-        return Release.of("size response", cells)
+        return Release.of(SIZE_RESPONSE, cells)
 
     @abstractmethod
     def randomise(self, truths: NDArray[np.int64], stream: NoiseStream) -> NDArray[Any]:
@@ -280,9 +289,9 @@ def size_release(mechanism: SizeMechanism) -> Release:
         claims.append("sample_cost")
     for claim in claims:
         if problem := unstated(mechanism, claim, SizeMechanism):
-            return everywhere("size response", unprotected(problem))
+            return everywhere(SIZE_RESPONSE, unprotected(problem))
     if mechanism.epsilon != math.inf and not of_privfl(mechanism) and (problem := why_not_random(mechanism)):
-        return everywhere("size response", unprotected(f"{problem}; draw every coin from the stream"))
+        return everywhere(SIZE_RESPONSE, unprotected(f"{problem}; draw every coin from the stream"))
     return mechanism.costs()
 
 

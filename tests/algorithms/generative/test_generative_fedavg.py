@@ -12,7 +12,7 @@ import privfl as pf
 from privfl.algorithms.generative.generative_fedavg import GenerativeFedAvg
 from privfl.algorithms.generative.server_training import train_classifier
 from privfl.errors import ConfigError
-from privfl.privacy.door.log import BARE_TRAINING
+from privfl.privacy.accounting.release import BARE_TRAINING
 from tests.algorithms.generative.generative_federation import (
     CLASSES,
     HIDDEN,

@@ -14,8 +14,8 @@ import privfl as pf
 from privfl.algorithms.personal.superfed import SuPerFed
 from privfl.errors import ConfigError
 from privfl.models.flat_network import flatten
+from privfl.privacy.accounting.release import BARE_TRAINING
 from privfl.privacy.door.contract import Batch
-from privfl.privacy.door.log import BARE_TRAINING
 from tests.algorithms.federation import digits_task
 from tests.algorithms.personal.test_superfed import MODES, TRAINING, bound, simulate, small, trained
 

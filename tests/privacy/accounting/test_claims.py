@@ -11,7 +11,8 @@ from privfl.errors import PrivacyError
 from privfl.privacy.accounting.accountant import epsilon
 from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
-from privfl.privacy.accounting.release import Cost, Release, everywhere, unprotected
+from privfl.privacy.accounting.release import BARE_TRAINING, SIZE_RESPONSE, Cost, Release, everywhere, unprotected
+from privfl.privacy.accounting.statement import Answers, Statement
 from tests.privacy.accounting.accounting_oracles import ADD_REMOVE, REPLACE, ZERO_OUT, poisson, sampled
 
 DELTA = 1e-5
@@ -85,32 +86,52 @@ def test_what_no_accountant_can_price_is_infinite_with_a_reason(cost, words):
     assert words in cell.reasons[0]
 
 
-def test_what_messages_that_have_a_price_cost_without_the_rest_is_said_where_there_is_no_guarantee():
-    answer = Cost(dp.RandomizedResponseDpEvent(0.5, 10), REPLACE)
-    statement = statement_of((everywhere("size", answer), None, 2), (everywhere("update", CLEAR), [1], 1))
+SIZES = everywhere(SIZE_RESPONSE, Cost(dp.RandomizedResponseDpEvent(0.5, 10), REPLACE))
+BARE = everywhere("update", unprotected(BARE_TRAINING))
+
+
+def test_what_answers_about_sizes_cost_is_said_where_training_alone_has_no_mechanism():
+    statement = statement_of((SIZES, [0, 2], 1), (SIZES, [1], 2), (BARE, [0], 7))
     cell = statement.cell("sample", "server")
-    assert (cell.epsilon, cell.alone) == (math.inf, epsilon({(answer.event, REPLACE): 2}, DELTA).epsilon)
-    assert [(made.name, made.priced) for made in cell.releases] == [("size", True), ("update", False)]
-    said = "2 x size (randomised response over 10 values (random with probability 0.5)) would cost at most ε = 4.80"
-    assert said in " ".join(str(statement).split())
-    assert "would cost" not in str(statement_of((everywhere("update", CLEAR), None, 1)))
-    assert statement_of((everywhere("size", answer), None, 2)).cell("sample", "server").alone is None
+    expected = epsilon({(dp.RandomizedResponseDpEvent(0.5, 10), REPLACE): 2}, DELTA).epsilon
+    assert (cell.epsilon, cell.answers) == (math.inf, Answers(expected, 2))
+    assert "the 2 answers about a client's size alone: ε = 4.80, which says nothing of" in " ".join(
+        str(statement).split()
+    )
+    assert Statement.from_json(statement.to_json()) == statement
 
 
-def test_messages_that_are_noise_in_name_only_are_not_said_to_cost_anything_by_themselves():
-    ledger = Ledger(2, ["noise", "update"])
-    ledger.record(everywhere("noise", Cost(dp.GaussianDpEvent(1.0))), None)
-    ledger.record(everywhere("update", CLEAR), None)
-    assert make_statement(ledger, 0.0, reproducible_noise=False).cell("sample", "server").alone is None
+@pytest.mark.parametrize(
+    "other",
+    [
+        everywhere("data shared between clients", unprotected("one client's data may be in another's upload")),
+        everywhere("update", unprotected("a callback changed what clients train on")),
+        everywhere("update", Cost(dp.GaussianDpEvent(40.0))),
+        everywhere(SIZE_RESPONSE, unprotected("its coins do not follow from the stream")),
+    ],
+)
+def test_nothing_is_said_of_sizes_beside_other_messages_or_defects(other):
+    assert statement_of((SIZES, None, 1), (BARE, [0], 1), (other, [1], 1)).cell("sample", "server").answers is None
 
 
-def test_a_delta_that_allows_all_gives_the_rest_no_price():
-    ledger = Ledger(2, ["size", "update"])
-    ledger.record(everywhere("size", Cost(dp.RandomizedResponseDpEvent(0.5, 10), REPLACE)), None)
-    ledger.record(everywhere("update", CLEAR), None)
+def test_nothing_is_said_of_messages_that_training_made_or_that_have_no_cost_at_this_delta():
+    noisy = everywhere("update", Cost(dp.GaussianDpEvent(1.0)))
+    assert statement_of((noisy, None, 1), (BARE, [0], 1)).cell("sample", "server").answers is None
+    assert statement_of((SIZES, None, 1)).cell("sample", "server").answers is None
+    exact = everywhere(SIZE_RESPONSE, Cost(dp.GaussianDpEvent(1.0)))
+    ledger = Ledger(2, [SIZE_RESPONSE, "update"])
+    ledger.record(exact, None)
+    ledger.record(BARE, None)
+    assert make_statement(ledger, 0.0, reproducible_noise=False).cell("sample", "server").answers is None
+
+
+def test_a_delta_that_allows_all_says_nothing_of_sizes():
+    ledger = Ledger(2, [SIZE_RESPONSE, "update"])
+    ledger.record(SIZES, None)
+    ledger.record(BARE, None)
     said = make_statement(ledger, 0.6, reproducible_noise=False, units={"client": 2, "sample": 1})
-    assert said.cell("client", "server").alone is None
-    assert said.cell("sample", "server").alone is not None
+    assert said.cell("client", "server").answers is None
+    assert said.cell("sample", "server").answers is not None
 
 
 def test_cells_compose_unlike_relations():

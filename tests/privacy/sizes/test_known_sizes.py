@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.release import SIZE_RESPONSE
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.sizes.known_sizes import EXACT_SIZE, EXACT_SUM, SIZE, SIZE_RESPONSE, Sizes
+from privfl.privacy.sizes.known_sizes import EXACT_SIZE, EXACT_SUM, SIZE, Sizes
 from privfl.privacy.sizes.local_randomizers import LaplaceSize
 from privfl.privacy.sizes.responses import SizeResponses
 
