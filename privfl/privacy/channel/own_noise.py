@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
-import numpy as np
-import scipy
 import torch
 from dp_accounting import (
     DpEvent,
@@ -27,20 +25,15 @@ from torch import Tensor
 from privfl.errors import ConfigError, brief
 from privfl.plain_tensors import plain
 from privfl.privacy.accounting.release import Cost
+from privfl.privacy.channel.scrutiny import doubt_by_place, dtype_of, made_of
 from privfl.privacy.mechanisms.mechanism import ChannelRound, ChannelRun, Cover, Mechanism, ServerNoise, Tensors
-from privfl.privacy.noise.source import NoiseSource, release_grid
+from privfl.privacy.noise.source import release_grid
 from privfl.references import shipped
 
 ENOUGH = 2048
 """Numbers that are tried: of independent Gaussian noise they have less than 0.9 of its deviation with 4·10⁻¹¹."""
 LEAST = 0.9
 """Share of the deviation that a Gaussian cover stands for, below which nothing is claimed."""
-KEYS = 64
-"""Under how many keys each number of an update is looked at by itself, or fewer, but at least 8, for long updates."""
-DEPENDENT = 0.1
-"""Share of the deviation by which noise may differ with the update, as rounding makes it, under a Gaussian cover."""
-FALSE_ALARM = 1e-9
-"""How often right noise is doubted for what one of its numbers looks like."""
 _SAMPLED = (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent, SampledWithReplacementDpEvent)
 
 
@@ -74,64 +67,23 @@ def doubt(link: Mechanism | None, run: ChannelRun) -> str:
             f"{wanted:.3g}; add the noise that it states, or state what it adds"
         )
     try:
-        return _doubt_by_place(link, round, wanted, unchanged=float((once == given).double().mean()))
+        unchanged = float((once == given).double().mean())
+        return doubt_by_place(link, round, wanted, unchanged) or _doubt_at_the_end(link, round, given)
     except Exception as error:
         return f"{name} could not be tried on an update of zeros ({brief(f'{type(error).__name__}: {error}', 200)})"
 
 
-def _doubt_by_place(link: Mechanism, round: ChannelRound, wanted: float, unchanged: float) -> str:
-    """Why noise is doubted whose numbers together are as large as ``wanted``; empty if nothing was found.
-
-    All of an update must be noisy, each number by itself and with noise of its own. An update of zeros shows the noise
-    without a last place of anything else.
-    """
-    name, keys = type(link).__name__, min(KEYS, max(8, 2**24 // max(round.length, 1)))
-    own, zeros = copy.deepcopy(link), torch.zeros(round.length, dtype=_dtype(link))
-    noise = torch.stack([_made(own, zeros.clone(), round, key, trial=-1) for key in range(keys)])
-    if not torch.isfinite(noise).all():
-        return f"{name} makes numbers that are not finite of an update of zeros; a client may well have one"
-    bare = int((noise == 0).all(dim=0).sum())
-    if bare and (wanted or round.length * unchanged**keys < FALSE_ALARM):  # else discrete noise that is seldom not 0
-        return f"{name} adds no noise to {bare} of {round.length} numbers of an update of zeros; add it to every one"
-    least = float(scipy.stats.chi2.ppf(FALSE_ALARM / max(round.length, 1), keys - 1) / (keys - 1)) ** 0.5
-    thin = int((noise.std(dim=0) < least * wanted).sum())
-    if thin:
+def _doubt_at_the_end(link: Mechanism, round: ChannelRound, given: Tensor) -> str:
+    """Why the noise of the last round is doubted, by the same public numbers; empty if it is as in the first."""
+    last = replace(round, number=round.pattern.rounds - 1)
+    wanted = _deviation(link.cover(last), last, at_server=link.adds_at == "server")
+    found = float((torch.cat(list(_released(link, last, 0))) - given).std())
+    if found < LEAST * wanted or not math.isfinite(found):
         return (
-            f"{name} adds noise to {thin} of {round.length} numbers that is far smaller than its cover stands "
-            f"for, which is a standard deviation of {wanted:.3g}; add it to every one"
-        )
-    given = _values(link, round, trial=0)
-    moved = float((_made(own, given.clone(), round, 0, trial=-1).double() - given - noise[0]).std(correction=0))
-    if wanted and moved > DEPENDENT * wanted:
-        return (
-            f"{name} adds other noise to another update under the same key (by {moved:.3g} of a standard deviation of "
-            f"{wanted:.3g}), and a Gaussian cover stands for noise that does not depend on the update; draw it without"
-        )
-    alike = _alike(noise)
-    if alike:
-        return (
-            f"{name} adds noise to {alike} of {round.length} numbers that another one has already, so that "
-            "their difference, or their sum, has none; draw one for each number"
+            f"{type(link).__name__} adds noise of standard deviation {found:.3g} to public numbers in round "
+            f"{last.number}, and its cover stands for {wanted:.3g}; add it in every round"
         )
     return ""
-
-
-def _alike(noise: Tensor) -> int:
-    """How many columns of ``noise`` [keys, numbers] are those of others, up to their sign, which is no accident."""
-    numbers = (noise * torch.where(noise[0] < 0, -1.0, 1.0).to(noise.dtype) + 0.0).double().numpy()
-    multipliers = np.random.default_rng(0).integers(0, 2**63, len(numbers), dtype=np.uint64) | np.uint64(1)
-    hashes = multipliers @ numbers.view(np.uint64)
-    order = np.argsort(hashes)
-    near = np.flatnonzero(np.diff(hashes[order]) == 0)
-    found = int((numbers[:, order[near]] == numbers[:, order[near + 1]]).all(axis=0).sum())
-    one, other = (np.unique(row, return_counts=True) for row in numbers[:2])
-    _, first, second = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
-    equal = float(one[1][first] @ other[1][second]) / numbers.shape[1] ** 2  # chance that two numbers are
-    return found if numbers.shape[1] ** 2 * equal ** len(numbers) < FALSE_ALARM else 0
-
-
-def _dtype(link: Mechanism) -> torch.dtype:
-    return torch.float64 if link.adds_at == "server" else torch.float32
 
 
 def _trials(length: int) -> int:
@@ -141,7 +93,7 @@ def _trials(length: int) -> int:
 def _values(link: Mechanism, round: ChannelRound, trial: int) -> Tensor:
     """Public numbers [length] within the bound; sums are float64."""
     generator = torch.Generator().manual_seed(trial)
-    values = torch.randn(round.length, generator=generator, dtype=_dtype(link))
+    values = torch.randn(round.length, generator=generator, dtype=dtype_of(link))
     return values * (round.bound / (2 * float(torch.linalg.vector_norm(values)) + 1e-30))
 
 
@@ -149,22 +101,7 @@ def _released(link: Mechanism, round: ChannelRound, key: int) -> Iterator[Tensor
     """What becomes of the public numbers of each trial under ``key``."""
     own = copy.deepcopy(link)
     for trial in range(_trials(round.length)):
-        yield _made(own, _values(link, round, trial), round, key, trial).double()
-
-
-def _made(link: Mechanism, values: Tensor, round: ChannelRound, key: int, trial: int) -> Tensor:
-    """What ``link`` makes of an update of these ``values``, or of a sum, under ``key``."""
-    source = NoiseSource.from_key(key).apart("trial", trial)
-    if link.adds_at == "server":
-        beside = {} if round.clip is None else round.clip.side_values
-        total = {"update": values, **{name: torch.zeros((), dtype=torch.float64) for name in beside}}
-        link.at_server(total, ServerNoise(source.stream("server", 0), source), round)
-        made = plain(total["update"])
-    else:
-        made = plain(link.at_client(values, source.stream("client", 0, 0), round))
-    if made is None:
-        raise TypeError("it made no tensor of an update")
-    return made
+        yield made_of(own, _values(link, round, trial), round, key, trial).double()
 
 
 def _deviation(cover: Cover | None, round: ChannelRound, *, at_server: bool) -> float:
