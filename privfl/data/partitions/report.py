@@ -12,6 +12,7 @@ from scipy.special import entr
 
 from privfl.data.partitions.base import check_targets
 from privfl.errors import ConfigError, DataError
+from privfl.plain_text import as_written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,6 +117,7 @@ class PartitionReport:
         note = f" (one in {stride} of {clients} clients)" if stride > 1 else ""
         if title or note:
             figure.suptitle(f"{title or ''}{note}".strip(), fontsize=11)
+        as_written(figure)  # classes, datasets and partitions are named by whoever brings them
         return figure
 
 
