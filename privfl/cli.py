@@ -21,6 +21,7 @@ from privfl.commands.printing import Json, flush, is_of_printing, kept, open_str
 from privfl.commands.starting import Part, Starter
 from privfl.commands.study import app as study
 from privfl.errors import PrivflError
+from privfl.files import then
 from privfl.plain_text import let_every_text_be_printed
 
 app = typer.Typer(
@@ -95,6 +96,7 @@ def run(
 
 
 @app.command()
+@then()
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the study.")] = Path("demo"),
 ) -> None:
@@ -135,6 +137,7 @@ def list_(
 
 
 @app.command()
+@then()
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("experiment.toml"),
     study: Annotated[bool, typer.Option("--study", metavar="", help="Start a study instead of one run.")] = False,
@@ -151,6 +154,7 @@ def init(
 
 
 @app.command()
+@then()
 def new(
     part: Annotated[Part, typer.Argument(metavar="KIND", help=", ".join(Part) + ".", show_default=False)],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, such as halved_steps.", show_default=False)],
@@ -174,6 +178,7 @@ def schema(
 
 
 @app.command()
+@then()
 def report(
     folder: Annotated[
         Path,
@@ -194,6 +199,7 @@ def report(
 
 
 @app.command()
+@then()
 def attack(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Attack file (TOML), or a run directory.", show_default=False)
@@ -223,6 +229,7 @@ def attack(
 
 
 @app.command()
+@then()
 def audit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Audit file (TOML).", show_default=False)],
     json: Json = False,

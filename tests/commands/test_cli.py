@@ -190,6 +190,15 @@ def test_a_run_whose_output_nothing_takes_names_its_folder(experiment, tmp_path,
     assert (tmp_path / "out" / "statement.json").exists()
 
 
+def test_a_disk_that_refuses_a_report_asks_for_no_option_that_report_lacks(experiment, tmp_path):
+    assert privfl("run", experiment, "--out", "out", folder=tmp_path).returncode == 0
+    (tmp_path / "out" / "report.html").mkdir()
+    done = privfl("report", "out", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("privfl: cannot write out/report.html: ")
+    assert done.stderr.endswith("; what was saved before is intact, mend that and repeat the command\n")
+
+
 @pytest.mark.slow
 def test_an_interrupt_says_how_to_go_on_and_the_run_goes_on(experiment, tmp_path):
     settings = ["--set", "rounds=100", "--set", "checkpoint_seconds=0.0", "--out", "out"]
