@@ -99,7 +99,7 @@ def test_a_figure_shows_dollars_as_they_are_and_ticks_of_log_axes_as_powers(name
     svg = drawn(figure)
     assert svg.count(f">{name}<") == 7
     assert "mathdefault" not in svg
-    assert re.search(r"font-size: 7px[^>]*>5</tspan>", svg)  # the exponent of ten to the minus five
+    assert re.search(r"font-size: 7px[^>]*>−</tspan>", svg)  # the sign of the exponent of a small power of ten
 
 
 def drawn(figure):
