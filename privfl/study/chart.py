@@ -137,6 +137,11 @@ def style(index: int) -> dict[str, Any]:
     }
 
 
+def named(name: str) -> str:
+    """The label of a line called ``name``: Matplotlib leaves those that begin with an underscore out of legends."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def legend(axes: Axes, title: str = "") -> None:
     """The names of the lines, above the axes, where they cover nothing."""
     handles, given = axes.get_legend_handles_labels()
