@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attacks.metrics.measure import Measure
 from privfl.errors import ConfigError
-from privfl.plain_text import printable
+from privfl.plain_text import as_written, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,6 +117,7 @@ class AttackResult:
         axes.invert_yaxis()
         axes.set_xlabel(self.primary.replace("_", " "))
         axes.spines[["top", "right"]].set_visible(False)
+        as_written(figure)
         return figure
 
 

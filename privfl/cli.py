@@ -16,11 +16,12 @@ from privfl.commands.account import app as account
 from privfl.commands.catalogue import Kind, names_of
 from privfl.commands.data import app as data
 from privfl.commands.deploy import app as deploy
-from privfl.commands.interrupts import interruptible
-from privfl.commands.printing import Json, print_json
+from privfl.commands.interrupts import interruptible, only_once
+from privfl.commands.printing import Json, flush, is_of_printing, kept, open_streams, print_json
 from privfl.commands.starting import Part, Starter
 from privfl.commands.study import app as study
 from privfl.errors import PrivflError
+from privfl.files import then
 from privfl.plain_text import let_every_text_be_printed
 
 app = typer.Typer(
@@ -82,18 +83,20 @@ def run(
         progress.conclude(finished)
     for warning in finished.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    if json:
-        told = {"directory": str(folder), "summary": finished.summary, "failure": finished.failure}
-        print_json(told | {"statement": json_module.loads(finished.statement.to_json())})
-    else:
-        typer.echo(f"\n{finished.statement}\n")
-        typer.echo(f"Run directory: {folder}    (privfl report {quote(str(folder))} writes its page)")
+    with kept(f"the run is done and lies in {folder} (privfl report {quote(str(folder))} writes its page)"):
+        if json:
+            told = {"directory": str(folder), "summary": finished.summary, "failure": finished.failure}
+            print_json(told | {"statement": json_module.loads(finished.statement.to_json())})
+        else:
+            typer.echo(f"\n{finished.statement}\n")
+            typer.echo(f"Run directory: {folder}    (privfl report {quote(str(folder))} writes its page)")
     if finished.failure:
         typer.echo(f"privfl: the run failed: {finished.failure}", err=True)
         raise typer.Exit(1)
 
 
 @app.command()
+@then()
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the study.")] = Path("demo"),
 ) -> None:
@@ -134,6 +137,7 @@ def list_(
 
 
 @app.command()
+@then()
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("experiment.toml"),
     study: Annotated[bool, typer.Option("--study", metavar="", help="Start a study instead of one run.")] = False,
@@ -150,6 +154,7 @@ def init(
 
 
 @app.command()
+@then()
 def new(
     part: Annotated[Part, typer.Argument(metavar="KIND", help=", ".join(Part) + ".", show_default=False)],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, such as halved_steps.", show_default=False)],
@@ -173,6 +178,7 @@ def schema(
 
 
 @app.command()
+@then()
 def report(
     folder: Annotated[
         Path,
@@ -193,6 +199,7 @@ def report(
 
 
 @app.command()
+@then()
 def attack(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Attack file (TOML), or a run directory.", show_default=False)
@@ -222,6 +229,7 @@ def attack(
 
 
 @app.command()
+@then()
 def audit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Audit file (TOML).", show_default=False)],
     json: Json = False,
@@ -244,7 +252,13 @@ def audit(
 
 def main() -> None:
     """Entry point: a user's error is one sentence and exit code 2; PRIVFL_DEBUG=1 shows where it came from."""
+    open_streams()
     let_every_text_be_printed()
+    with only_once():
+        _run_command()
+
+
+def _run_command() -> None:
     try:
         code = usage.command_of(app).main(prog_name="privfl", standalone_mode=False)
     except usage.UsageError as error:
@@ -257,7 +271,8 @@ def main() -> None:
     except PrivflError as error:
         _stop(str(error), 2)
     except OSError as error:
-        _stop(f"{error.filename or 'the disk'}: {error.strerror or error}; what was saved before is intact", 2)
+        where = error.filename or ("standard output" if is_of_printing(error) else "the disk")
+        _stop(f"{where}: {error.strerror or error}; what was saved before is intact", 2)
     else:
         if isinstance(code, int) and code:
             sys.exit(code)
@@ -266,6 +281,6 @@ def main() -> None:
 def _stop(sentence: str, code: int) -> None:
     if os.environ.get("PRIVFL_DEBUG"):
         raise
-    sys.stdout.flush()
+    flush()  # what was printed before comes first
     print(f"privfl: {sentence}", file=sys.stderr)
     sys.exit(code)

@@ -14,8 +14,8 @@ import stat
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +249,8 @@ def sha256(path: Path) -> str:
 class CannotWrite(PrivflError):
     """A disk refuses a file; ``what`` says which and why, and the mend is that of a run that can be resumed.
 
+    Callers that have no ``--resume`` say another one, by :func:`then`.
+
     Args:
         path: of the file.
         error: what the system said.
@@ -261,6 +263,19 @@ class CannotWrite(PrivflError):
         if not self.full:
             mend = "mend that and resume with --resume, or choose another --out"
         super().__init__(f"{self.what}, {mend}")
+
+
+@contextmanager
+def then(mend: str = "repeat the command") -> Iterator[None]:
+    """Say ``mend`` after what is to be done about a disk that refuses, in place of ``--resume``.
+
+    Raises:
+        PrivflError: the disk refused.
+    """
+    try:
+        yield
+    except CannotWrite as error:
+        raise PrivflError(f"{error.what}, {'make room' if error.full else 'mend that'} and {mend}") from error
 
 
 def cannot_write(path: Path, error: OSError | ValueError) -> PrivflError:

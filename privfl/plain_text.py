@@ -1,7 +1,8 @@
 """Text for terminals and files whose encoding has no ε: what is missing is spelled out and stops nothing.
 
 Outside UTF-8, Python refuses to print a letter that the encoding of standard output lacks (cp1252 on Windows when the
-output goes to a file, ASCII in the C locale), with a UnicodeEncodeError in the middle of what a run has earned.
+output goes to a file, ASCII in the C locale), with a UnicodeEncodeError in the middle of what a run has earned. And in
+figures, Matplotlib takes what stands between two dollars for a formula, and draws none of the figure if it is none.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import codecs
 import io
 import sys
 import unicodedata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ERRORS = "privfl.spelled_out"
 """Name of the handler for ``str.encode(errors=…)`` and ``reconfigure(errors=…)``; this module registers it."""
@@ -75,3 +80,18 @@ def let_every_text_be_printed() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=ERRORS)
+
+
+def as_written(figure: Figure) -> None:
+    """Draw every text of ``figure`` letter by letter, dollars too; ticks of logarithmic axes stay powers of ten."""
+    from matplotlib.text import Text
+
+    powers: set[Text] = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                ticks = *axis.get_major_ticks(), *axis.get_minor_ticks()
+                powers.update(label for tick in ticks for label in (tick.label1, tick.label2))
+    for text in figure.findobj(Text):
+        if text not in powers:
+            text.set_parse_math(False)

@@ -4,11 +4,23 @@ import errno
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from privfl.errors import DataError, PrivflError
-from privfl.files import append, erase, make_folder, read_json, read_lines, remove, write_json, write_whole
+from privfl.files import (
+    CannotWrite,
+    append,
+    erase,
+    make_folder,
+    read_json,
+    read_lines,
+    remove,
+    then,
+    write_json,
+    write_whole,
+)
 from tests.runs.disk import Disk
 
 
@@ -32,6 +44,13 @@ def test_a_disk_that_refuses_leaves_the_old_content_and_says_why(tmp_path, monke
     assert path.read_bytes() == b"old"
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("code", "asked"), [(errno.ENOSPC, "make room"), (errno.EROFS, "mend that")])
+def test_whoever_cannot_be_resumed_says_another_mend(code, asked):
+    with pytest.raises(PrivflError) as refused, then("try again"):
+        raise CannotWrite(Path("page"), OSError(code, "no"))
+    assert str(refused.value) == f"cannot write page: no; what was saved before is intact, {asked} and try again"
 
 
 def test_the_sentence_stays_when_nothing_can_be_tidied_up_either(tmp_path, monkeypatch):

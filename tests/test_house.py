@@ -91,7 +91,7 @@ TESTED_ELSEWHERE = {
     "privfl/algorithms/fair": "aaggff_sums loss_survey",
     "privfl/algorithms/label_skew": "bsm_fedavg",
     "privfl": "cli devices errors",
-    "privfl/commands": "account data demo_sentences deploy examine listing printing",
+    "privfl/commands": "account data demo_sentences deploy examine listing",
     "privfl/data": "berka berka_tables checksums entries entry files further_entries heart holdout tabular wfdb",
     "privfl/data/partitions": "base given pathological report simple skewed",
     "privfl/deploy": "kits secure",

@@ -1,13 +1,14 @@
 """A letter that the encoding of standard output lacks is spelled out; text that it has stays as it is."""
 
 import io
+import re
 import sys
 
 import pytest
 
 import privfl as pf
 from audits.bounds.bound import LowerBound
-from privfl.plain_text import let_every_text_be_printed, printable
+from privfl.plain_text import as_written, let_every_text_be_printed, printable
 
 SENTENCE = "ε ≤ 3 at δ = 1e-5, “not” ∞"
 
@@ -77,3 +78,49 @@ def test_a_trained_run_prints_its_statement_on_a_terminal_without_epsilon(monkey
     shown = stream.buffer.getvalue().decode("cp1252")
     assert "epsilon = infinity" in shown
     assert "epsilon >= 1" in shown
+
+
+NO_FORMULAS = [r"$\textbf{Ours}$", "costs $5_ or $_6", r"$\frac{a}$", "$x$"]
+
+
+@pytest.mark.parametrize("name", NO_FORMULAS)
+def test_a_figure_shows_dollars_as_they_are_and_ticks_of_log_axes_as_powers(name):
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    first, second = figure.subplots(1, 2)
+    first.plot([1e-5, 1], [0, 1], label=name)
+    first.set_xscale("log")
+    first.set(title=name, xlabel=name)
+    first.legend(title=name)
+    second.set_xticks([0, 1], [name, name])
+    figure.suptitle(name)
+    as_written(figure)
+    svg = drawn(figure)
+    assert svg.count(f">{name}<") == 7
+    assert "mathdefault" not in svg
+    assert re.search(r"font-size: 7px[^>]*>−</tspan>", svg)  # the sign of the exponent of a small power of ten
+
+
+def drawn(figure):
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        content = io.StringIO()
+        figure.savefig(content, format="svg")
+    return re.sub(r"<!--.*?-->", "", content.getvalue(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", NO_FORMULAS)
+def test_figures_of_partitions_and_attacks_show_names_as_they_are(name):
+    from attacks.membership.result import membership_result
+
+    report = pf.load("digits", partition=pf.IID(3)).report
+    assert drawn(report.figure([name] * 10, name)).count(f">{name}<") == 11
+    result = membership_result(name, [1.0, 2, 3, 4], [0, 0, 1, 1], null_scores={name: [1.0, 3, 2, 4]}, seconds=1.0)
+    svg = drawn(result.figure())
+    assert f">{name}<" in svg
+    assert f">null: {name}<" in svg
+    assert "mathdefault" not in svg
+    svg = drawn(super(type(result), result).figure())
+    assert f">{name}<" in svg

@@ -16,6 +16,7 @@ from attacks.metrics.measure import Measure, mean_of
 from attacks.metrics.perceptual import percept_rand
 from attacks.result import AttackResult
 from privfl.errors import ConfigError
+from privfl.plain_text import as_written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,6 +54,7 @@ class ReconstructionResult(AttackResult):
                 cell.set_yticks([])
                 cell.spines[:].set_visible(False)
             line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        as_written(figure)
         return figure
 
 

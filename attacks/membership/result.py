@@ -13,6 +13,7 @@ from attacks.metrics.distinguishing import FALSE_POSITIVE_RATES, Scores, as_mask
 from attacks.metrics.measure import Measure, mean_of
 from attacks.result import AttackResult
 from privfl.errors import ConfigError
+from privfl.plain_text import as_written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,4 +128,5 @@ def roc_figure(scores: Mapping[str, Scores], like: MembershipResult) -> Figure:
     axes.set_ylabel("true-positive rate")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
+    as_written(figure)
     return figure

@@ -10,6 +10,7 @@ import typer
 
 from privfl.commands.interrupts import interruptible
 from privfl.commands.printing import Json, print_json
+from privfl.files import then
 
 app = typer.Typer(
     help="Run a federation over a network: a server, and clients that hold their own data.", no_args_is_help=True
@@ -19,6 +20,7 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The party's fold
 
 
 @app.command("split")
+@then()
 def split_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Experiment file (TOML).", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the parties' folders go.", show_default=False)],
@@ -41,6 +43,7 @@ def split_(
 
 
 @app.command()
+@then()
 def key(folder: Folder) -> None:
     """Print the public key of a party, which is drawn on the first call."""
     from privfl.deploy.party import key_of

@@ -12,6 +12,7 @@ import typer
 from privfl.commands.examine import check, examine
 from privfl.commands.interrupts import interruptible
 from privfl.commands.printing import Json, print_json
+from privfl.files import then
 from privfl.study.file import Study
 from privfl.study.results import Results, fronts
 from privfl.study.store import Store
@@ -29,6 +30,7 @@ STORE = Path("studies")
 
 
 @app.command()
+@then()
 def run(
     file: File,
     out: Out = STORE,
@@ -76,6 +78,7 @@ def run(
 
 
 @app.command()
+@then()
 def status(file: File, out: Out = STORE, json: Json = False) -> None:
     """Say how far FILE is: what is done, in flight, interrupted, failed, and why."""
     from privfl.study.locks import in_use
@@ -101,6 +104,7 @@ def status(file: File, out: Out = STORE, json: Json = False) -> None:
 
 
 @app.command()
+@then()
 def table(
     file: File,
     out: Out = STORE,
@@ -113,6 +117,7 @@ def table(
 
 
 @app.command()
+@then()
 def compare(file: File, out: Out = STORE, metric: Metric = None, json: Json = False) -> None:
     """Say which methods the seeds tell apart, and which are on the Pareto fronts."""
     from privfl.study.compare import compare as compare_all
@@ -133,6 +138,7 @@ def compare(file: File, out: Out = STORE, metric: Metric = None, json: Json = Fa
 
 
 @app.command()
+@then()
 def plot(file: File, out: Out = STORE, metric: Metric = None, json: Json = False) -> None:
     """Draw utility against every cost that was measured."""
     from privfl.study.shown import plot_results
@@ -148,6 +154,7 @@ def plot(file: File, out: Out = STORE, metric: Metric = None, json: Json = False
 
 
 @app.command()
+@then()
 def report(file: File, out: Out = STORE, metric: Metric = None, json: Json = False) -> None:
     """Write the page of the study."""
     from privfl.study.shown import report_study

@@ -17,9 +17,12 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import Formatter
+
+from privfl.plain_text import as_written
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
@@ -59,6 +62,11 @@ class Chart(Figure):
         self.summary, self.head = summary, tuple(head)
         self.rows: list[tuple[str, ...]] = []
         self._told: dict[str, list[str]] = {}
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Draw the chart; names of methods and titles are no formulas, whatever stands in them."""
+        as_written(self)
+        super().draw(renderer)
 
     def panel(self) -> Axes:
         """The chart's axes, in the house's style."""
@@ -127,6 +135,11 @@ def style(index: int) -> dict[str, Any]:
         "linewidth": 1.7,
         "markersize": 6,
     }
+
+
+def named(name: str) -> str:
+    """The label of a line called ``name``: Matplotlib leaves those that begin with an underscore out of legends."""
+    return f" {name}" if name.startswith("_") else name
 
 
 def legend(axes: Axes, title: str = "") -> None:

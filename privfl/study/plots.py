@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from privfl.data.partitions import PartitionReport
 from privfl.privacy.accounting.printed import round_up
 from privfl.simulation.run_directory import Metrics
-from privfl.study.chart import AXIS_WIDTH, COLOURS, INK, TITLE_WIDTH, Chart, Share, few, legend, style
+from privfl.study.chart import AXIS_WIDTH, COLOURS, INK, TITLE_WIDTH, Chart, Share, few, legend, named, style
 from privfl.study.findings import ACCURACY, Measure
 from privfl.study.summary import Summary
 
@@ -110,7 +110,7 @@ def trade_off(
         if shown:
             at = [float(index)] * len(shown) if equal else [p for p, *_ in shown]
             look = style(index) | ({"linestyle": ""} if equal else {})
-            (line,) = axes.plot(at, [value for _, value, _ in shown], label=method, **look)
+            (line,) = axes.plot(at, [value for _, value, _ in shown], label=named(method), **look)
             chart.tell(line, [f"{row[0]}, {row[1]}: {cost} {row[2]}, {measure.name} {row[3]}" for row in rows])
     if equal:
         axes.set_xlim(-0.4, len(points) - 0.1)
@@ -163,7 +163,7 @@ def curves(
         values = [np.array([dict(member)[round] for member in members if round in dict(member)]) for round in rounds]
         mean = np.array([value.mean() for value in values])
         marked = few(len(rounds), 8)
-        (line,) = axes.plot(rounds, mean, label=label, markevery=marked, **style(index))
+        (line,) = axes.plot(rounds, mean, label=named(label), markevery=marked, **style(index))
         rows = [(label, str(rounds[place]), measure.show(float(mean[place]))) for place in marked]
         chart.rows += rows
         chart.tell(line, [f"{label}, round {round}: {value}" for _, round, value in rows])
@@ -248,7 +248,9 @@ def _bars(
     if not rows:
         return
     spread = [0.0 if math.isnan(row.deviation) else row.deviation for row in rows]
-    drawn = axes.errorbar(places, [row.value for row in rows], yerr=spread, label=label or None, **look)
+    drawn = axes.errorbar(
+        places, [row.value for row in rows], yerr=spread, label=named(label) if label else None, **look
+    )
     assert isinstance(axes.figure, Chart)
     axes.figure.tell(
         drawn.lines[0],

@@ -21,6 +21,9 @@ _LATEX = {
     **{">": r"\textgreater{}", "ε": r"$\varepsilon$", "δ": r"$\delta$", "∞": r"$\infty$", "±": r"$\pm$"},
     **{"≥": r"$\geq$", "≤": r"$\leq$", "×": r"$\times$", "−": "$-$", "…": r"\ldots{}", "–": "--", "\n": " "},
 }
+_MARKDOWN = {"\\": r"\\", "|": r"\|", "<": "&lt;", "&": "&amp;", "\n": " "}
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet computes a cell of CSV that begins so, whoever named it."""
 OF_TUNING = (
     *("choice of ", "trials that failed", "runs for ", "division of the data"),
     *("runs that are gone", "runs that did not end"),
@@ -141,8 +144,8 @@ def _escaped(text: str) -> str:
 
 
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    escaped = [[text.replace("|", r"\|").replace("\n", " ") for text in row] for row in [head, *body]]
+    """A table of Markdown; what would end a cell, begin a tag or name a character is shown as it is."""
+    escaped = [["".join(_MARKDOWN.get(one, one) for one in text) for text in row] for row in [head, *body]]
     lines = [f"| {' | '.join(row)} |" for row in escaped]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
@@ -173,8 +176,19 @@ def _finite(value: Any) -> Any:
 def _csv(table: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
+    writer.writerow({name: _as_text(name) for name in table[0]})
     for row in table:
-        shown = {name: "" if value is None or value != value else value for name, value in row.items()}
+        shown = {name: "" if value is None or value != value else _as_text(value) for name, value in row.items()}
         writer.writerow(shown)
     return text.getvalue().rstrip("\n")
+
+
+def _as_text(value: Any) -> Any:
+    """``value``, marked as text if a spreadsheet would take it for a formula; numbers stay numbers."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -170,6 +171,32 @@ def test_a_missing_file_and_a_folder_without_a_run_are_one_sentence(tmp_path):
 def test_debug_shows_where_an_error_came_from(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read none\.toml"):
         privfl("run", "none.toml", folder=tmp_path, PRIVFL_DEBUG="1")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_run_whose_output_nothing_takes_names_its_folder(experiment, tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["privfl", "run", str(experiment), "--out", "out", *form])
+    errors = io.StringIO()
+    with open("/dev/full", "w") as full, contextlib.redirect_stdout(full), contextlib.redirect_stderr(errors):
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+    assert errors.getvalue().endswith(
+        "\nprivfl: standard output: No space left on device; the run is done and lies in out "
+        "(privfl report out writes its page)\n"
+    )
+    assert (tmp_path / "out" / "statement.json").exists()
+
+
+def test_a_disk_that_refuses_a_report_asks_for_no_option_that_report_lacks(experiment, tmp_path):
+    assert privfl("run", experiment, "--out", "out", folder=tmp_path).returncode == 0
+    (tmp_path / "out" / "report.html").mkdir()
+    done = privfl("report", "out", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("privfl: cannot write out/report.html: ")
+    assert done.stderr.endswith("; what was saved before is intact, mend that and repeat the command\n")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import threading
 import pytest
 import typer
 
-from privfl.commands.interrupts import interruptible
+from privfl.commands.interrupts import interruptible, only_once
 
 PROGRAM = """
 import os, signal, sys
@@ -24,6 +24,29 @@ class Half:
 
 with interruptible("repeat it"):
     Half()
+"""
+PRESSED = """
+import atexit, os, signal
+from privfl import cli
+from privfl.commands.interrupts import interruptible
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+@cli.app.command()
+def often():
+    with interruptible("repeat it"):
+        try:
+            press()
+        finally:
+            press()
+
+@cli.app.command()
+def elsewhere():
+    press()
+
+atexit.register(press)
+cli.main()
 """
 
 
@@ -51,12 +74,33 @@ def test_without_an_interrupt_an_object_that_cannot_go_is_shown():
     assert "has no attribute 'missing'" in done.stderr
 
 
-def test_afterwards_hooks_and_handlers_are_what_they_were():
+def test_without_an_interrupt_hooks_and_handlers_are_what_they_were():
     before = sys.unraisablehook, signal.getsignal(signal.SIGINT)
-    with pytest.raises(typer.Exit) as ended, interruptible("go on"):
-        signal.raise_signal(signal.SIGINT)
-    assert ended.value.exit_code == 130
+    with only_once():
+        outer = signal.getsignal(signal.SIGINT)
+        with interruptible("go on"):
+            assert sys.unraisablehook is not before[0]
+        assert signal.getsignal(signal.SIGINT) is outer
     assert (sys.unraisablehook, signal.getsignal(signal.SIGINT)) == before
+
+
+def test_after_an_interrupt_the_process_ignores_others():
+    before = sys.unraisablehook
+    with pytest.raises(typer.Exit) as ended, only_once(), interruptible("go on"):
+        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+    assert ended.value.exit_code == 130
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert sys.unraisablehook is before
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("often", "\nprivfl: interrupted; what was saved is intact, repeat it\n"), ("elsewhere", "")],
+)
+def test_ctrl_c_pressed_again_and_again_up_to_the_end_shows_no_traceback(command, said):
+    done = subprocess.run([sys.executable, "-c", PRESSED, command], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, said)
 
 
 def test_another_threads_commands_leave_the_signal_alone():

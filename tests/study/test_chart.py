@@ -126,3 +126,16 @@ def test_long_names_leave_the_axes_their_width_and_height(names):
         sizes.append((place.width, place.height * chart.get_figheight()))
     assert sizes[1][0] == pytest.approx(sizes[0][0], abs=0.05)
     assert sizes[1][1] == pytest.approx(sizes[0][1], rel=0.1)
+
+
+@pytest.mark.parametrize("name", [r"$\textbf{Ours}$", "costs $5_ or $_6", r"FedAvg, \$5 to $\frac{a}$", "$x$"])
+def test_a_name_with_dollars_is_no_formula(name):
+    chart = Chart("lines", ("x", "y"))
+    axes = chart.panel()
+    axes.plot([0, 1], [0, 1], label=name)
+    axes.set_title(name)
+    axes.text(0.5, 0.5, name)
+    axes.set_xticks([0, 1], [name, "b"])
+    legend(axes, name)
+    assert chart.markup("x").count(f">{name}<") == 5
+    assert figure_bytes(chart, "png").startswith(b"\x89PNG")

@@ -1,6 +1,6 @@
 """Trade-offs are drawn in the units of what they cost."""
 
-from privfl.study.plots import trade_off
+from privfl.study.plots import curves, trade_off
 
 POINTS = {"FedAvg": [(0.625, 0.8, "ε = 8"), (0.5, 0.75, "ε = 1"), (float("inf"), 0.9, "no privacy")]}
 
@@ -29,3 +29,13 @@ def test_where_all_cost_the_same_every_point_bears_its_level():
     assert [line.get_xdata().tolist() for line in axes.lines] == [[0, 0], [1]]
     many = {f"method {number}": points["FedAvg"] for number in range(9)}
     assert list(trade_off(many, "bytes sent").figure.axes[0].texts) == [], "there is no room for them"
+
+
+def test_a_method_whose_name_begins_with_an_underscore_is_in_the_legend():
+    charts = [
+        curves({"_ours": [[(0, 0.1), (1, 0.2)]], "b": [[(0, 0.1), (1, 0.3)]]}),
+        trade_off({"_ours": [(1.0, 0.5, "l"), (2.0, 0.6, "m")], "b": [(1.0, 0.5, "l")]}, "bytes"),
+    ]
+    for chart in charts:
+        shown = [text.get_text().strip() for text in chart.axes[0].get_legend().get_texts()]
+        assert shown == ["_ours", "b"]

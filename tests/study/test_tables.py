@@ -1,6 +1,7 @@
 """Tables: LaTeX that compiles, Markdown and text that are never cut, JSON and CSV that lose nothing."""
 
 import csv
+import io
 import json
 import math
 import re
@@ -12,7 +13,7 @@ import pytest
 
 from privfl.study.results import Results
 from privfl.study.store import CELLS, Member
-from privfl.study.tables import Format, latex, write_table
+from privfl.study.tables import Format, latex, markdown, write_table
 
 NASTY = r"[a] 50% & $x_1$ #2 {~^\} <ε> | ü"
 
@@ -65,6 +66,36 @@ def test_text_says_what_judged_and_is_not_cut(results):
 def test_markdown_has_as_many_cells_in_every_row(results):
     lines = write_table(results, Format.markdown).splitlines()
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+
+
+def test_markdown_shows_every_name_as_it_is():
+    table = markdown(["a|b"], [["\\|"], ["<b>&lt;"], ["a\nb"], ["plain 5 %"]])
+    assert table.splitlines() == [
+        r"| a\|b |", "|---|", r"| \\\| |", "| &lt;b>&amp;lt; |", "| a b |", "| plain 5 % |",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+x", "'+x"),
+        ("-x", "'-x"),
+        ("@SUM(1)", "'@SUM(1)"),
+        ("\t=1", "'\t=1"),
+        ("-0.5", "-0.5"),
+        ("-inf", "-inf"),
+        ("a=1", "a=1"),
+        ("", ""),
+    ],
+)
+def test_csv_holds_no_formula_and_numbers_as_numbers(name, shown):
+    member = Member(name, "l", 0, "r0", "done", metrics={"test_accuracy": -0.25, "=metric": 1.0})
+    (line,) = csv.DictReader(io.StringIO(write_table(Results("t", [member]), Format.csv)))
+    assert line["method"] == shown
+    assert line["test_accuracy"] == "-0.25"
+    assert "=metric" not in line
+    assert line["'=metric"] == "1.0"
 
 
 def test_json_and_csv_hold_every_run_with_infinity_in_words(results):

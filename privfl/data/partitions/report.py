@@ -98,7 +98,8 @@ class PartitionReport:
         ticks = np.arange(0, classes, step)
         names = [str(label) for label in ticks] if class_names is None else [class_names[label] for label in ticks]
         crowded = max(map(len, names)) > 3
-        heat.set_xticks(ticks, names, rotation=45 if crowded else 0, ha="right" if crowded else "center")
+        turned = {"rotation": 45, "ha": "right"} if crowded else {"rotation": 0, "ha": "center"}
+        heat.set_xticks(ticks, names, parse_math=False, **turned)  # whoever brings the data names classes and the rest
         rows = np.arange(0, len(shown), next(step for step in (1, 2, 5, 10, 20, 50, 100) if len(shown) <= 12 * step))
         heat.set_yticks(rows, [str(client) for client in shown[rows]])
         heat.set(xlabel="class", ylabel="client")
@@ -115,7 +116,7 @@ class PartitionReport:
         figure.colorbar(image, ax=bars, label="share of the client's samples", fraction=0.12, aspect=30)
         note = f" (one in {stride} of {clients} clients)" if stride > 1 else ""
         if title or note:
-            figure.suptitle(f"{title or ''}{note}".strip(), fontsize=11)
+            figure.suptitle(f"{title or ''}{note}".strip(), fontsize=11, parse_math=False)
         return figure
 
 
