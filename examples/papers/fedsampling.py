@@ -30,8 +30,8 @@ from torch import nn
 import privfl as pf
 from privfl.privacy.accounting.claims import make_statement
 from privfl.privacy.accounting.ledger import Ledger
+from privfl.privacy.accounting.release import SIZE_RESPONSE
 from privfl.privacy.noise.source import NoiseSource
-from privfl.privacy.sizes.known_sizes import SIZE_RESPONSE
 from privfl.privacy.sizes.local_randomizers import SIZE_MECHANISMS
 from privfl.privacy.sizes.mechanism import SizeMechanism
 from privfl.study.chart import COLOURS, DASHES, MARKERS

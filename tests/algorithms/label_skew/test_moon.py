@@ -17,9 +17,9 @@ from privfl.errors import ConfigError
 from privfl.federation.client_index import ClientIndex
 from privfl.models import Network
 from privfl.models.flat_network import flatten
+from privfl.privacy.accounting.release import BARE_TRAINING
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.contract import Batch
-from privfl.privacy.door.log import BARE_TRAINING
 from privfl.privacy.noise.source import NoiseSource
 from privfl.randomness import torch_stream
 from tests.algorithms.federation import digits_task, layered_task, uploads

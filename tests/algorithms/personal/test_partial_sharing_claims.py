@@ -17,10 +17,10 @@ from privfl.engine.workspace import RoundContext
 from privfl.errors import ConfigError
 from privfl.federation.client_index import ClientIndex
 from privfl.models.flat_network import flatten
+from privfl.privacy.accounting.release import BARE_TRAINING
 from privfl.privacy.channel.channel import RoundChannel
 from privfl.privacy.door.batch_plans import private_plan
 from privfl.privacy.door.contract import Batch
-from privfl.privacy.door.log import BARE_TRAINING
 from privfl.privacy.noise.source import NoiseSource
 from tests.algorithms.personal.test_partial_sharing import (
     ONE_OF_EACH,
