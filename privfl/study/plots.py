@@ -24,6 +24,8 @@ UNITS = {"sample": "one example", "client": "one client"}
 OBSERVERS = {"server": "the server", "public": "whoever sees the models"}
 MOST_NAMED = 4
 """So many methods side by side leave room for words between them."""
+LABEL = 0.1
+"""Share of an axis that the label of an ε takes, and the gap beside it."""
 SHOWN = 50
 """Up to this many clients are drawn one by one."""
 
@@ -59,12 +61,13 @@ def pareto(rows: Sequence[Summary], cell: str = "sample/public", title: str = ""
         for row in bare:
             axes.axhline(row.value, color=look["color"], linestyle=":", linewidth=1, alpha=0.7)
         chart.rows += [(row.method, row.level, measure.text(row), finite(row.epsilons[cell])) for _, row in mine]
+    first, last = left / 1.4 if silent else low / 1.5, right * 1.4
     ticks: list[float] = []
     for value in claimed:
-        if not ticks or value > 1.25 * ticks[-1]:
+        if not ticks or value > ticks[-1] * max(1.25, (last / first) ** LABEL):
             ticks.append(value)
     axes.set_xscale("log")
-    axes.set_xlim(left / 1.4 if silent else low / 1.5, right * 1.4)
+    axes.set_xlim(first, last)
     nothing = {left: "0\n(nothing released)"} if silent else {}
     named = nothing | {tick: finite(tick) for tick in ticks} | {right: "∞\n(nothing claimed)"}
     axes.set_xticks(list(named), list(named.values()))

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -221,6 +222,17 @@ def test_a_page_says_that_held_out_examples_are_not_protected(tmp_path):
     had(tmp_path, pf.Study(settings(privacy=NOISY_GRADIENTS), title="t"))
     page = report_directory(tmp_path / NAME).read_text(encoding="utf-8")
     assert "come from held-out examples, which\nno mechanism protects" in page
+
+
+@pytest.mark.parametrize("epsilons", [(1, 3, 8, 12.4, 81.2), (1e-3, 1.2, 1.6, 900), tuple(np.geomspace(1, 1e4, 30))])
+def test_labels_of_the_pareto_plot_do_not_touch_however_wide_the_axis_is(epsilons):
+    rows = [Summary("fedavg", str(e), 3, 0.8, 0.01, dict.fromkeys(CELLS, float(e))) for e in epsilons]
+    chart = pareto(rows)
+    chart.draw_without_rendering()
+    (axes,) = chart.axes
+    boxes = [text.get_window_extent() for text in axes.get_xticklabels() if "nothing" not in text.get_text()]
+    assert len(boxes) >= 3
+    assert all(one.x1 < other.x0 for one, other in pairwise(sorted(boxes, key=lambda box: box.x0)))
 
 
 def test_a_method_that_releases_nothing_stands_at_zero_in_the_pareto_plot():
