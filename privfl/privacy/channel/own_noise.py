@@ -70,7 +70,7 @@ def doubt(link: Mechanism | None, run: ChannelRun) -> str:
         unchanged = float((once == given).double().mean())
         return doubt_by_place(link, round, wanted, unchanged) or _doubt_at_the_end(link, round, given)
     except Exception as error:
-        return f"{name} could not be tried on an update of zeros ({brief(f'{type(error).__name__}: {error}', 200)})"
+        return f"{name} could not be tried on further public numbers ({brief(f'{type(error).__name__}: {error}', 200)})"
 
 
 def _doubt_at_the_end(link: Mechanism, round: ChannelRound, given: Tensor) -> str:

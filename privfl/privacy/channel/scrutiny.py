@@ -25,7 +25,7 @@ KEYS = 64
 PLACES = 2**20
 """Of longer updates so many numbers are looked at: the first, the last, and some between."""
 FALSE_ALARM = 1e-9
-"""How often right noise is doubted by one of the looks that count."""
+"""Chance at which a look at variances doubts independent Gaussian noise; counts of equal numbers have it roughly."""
 SPREAD = 4 / 3
 """By what factor the variance of released numbers may depend on the update under a Gaussian cover."""
 LONGER = 1.1
