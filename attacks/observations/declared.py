@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import overload
 
 from torch import Tensor, nn
 
@@ -29,15 +28,7 @@ class Declared(Transcript):
     def __len__(self) -> int:
         return len(self._seen)
 
-    @overload
-    def __getitem__(self, index: int) -> SeenRound: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[SeenRound]: ...
-
-    def __getitem__(self, index: int | slice) -> SeenRound | list[SeenRound]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
+    def _round(self, index: int) -> SeenRound:
         one = self._seen[index]
         exchanges = tuple(
             replace(

@@ -211,6 +211,9 @@ class Transcript(Sequence[SeenRound]):
     def __getitem__(self, index: int | slice) -> SeenRound | list[SeenRound]:
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
+        return self._round(index)
+
+    def _round(self, index: int) -> SeenRound:
         found = self._rounds[index]
         if isinstance(found, Path):
             seen = read_round(found, public=self.observer == "public", facts=self._digests)
